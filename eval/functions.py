@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:
     """The parts of a call: to the first token, the median step, and all steps."""
     spec = selfspec.SelfSpec()
-    selfspec.attach(model)
+    selfspec.attach(model, pack=True)
     vocab_size = model.config.get_text_config().vocab_size
     dice, options = torch.Generator().manual_seed(0), {"do_sample": False, "assistant": spec}
 

@@ -2,10 +2,10 @@
 
     python -m eval nodes --random qwen3.5-0.8b llama-0.8b --vocabulary 32000 --dtype bfloat16
 
-Random models of these sizes take turns, forward by forward, with packed weights. A forward is laid
-out, run over a tree in which each node has two children, and the path of two nodes is kept. Printed
-are the medians, and what each width costs in forwards of one node. The last line is one JSON
-object.
+Random models of these sizes take turns, forward by forward, with packed weights if that pays. A
+forward is laid out, run over a tree in which each node has two children, and the path of two nodes
+is kept. Printed are the medians, and what each width costs in forwards of one node. The last line
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from eval.models.hybrid import SHAPES, random_model
 from eval.options import check_at_least
 from eval.report.table import Table
 from eval.runs.environment import tell, where
+from selfspec.ability.look import look_at
 from selfspec.ability.readings import prefilled
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.config import SpecConfig
 from selfspec.forward.backends import TreeBackend
 from selfspec.records import DraftTree
 from selfspec.runner import ModelRunner
+from selfspec.weights import pack
 
 _NUM_PROMPT = 32
 _WARM_UP = 3  # The first rounds do not count.
@@ -44,10 +46,11 @@ class Model:
             name, None, dtype=options.dtype, device="cpu", vocab_size=options.vocabulary
         )
         self.model = model
-        self.runner = ModelRunner(model, SpecConfig(forward=options.forward))
+        pack(model)
+        self.runner = ModelRunner(model, SpecConfig())
         ability = self.runner.ability()
         assert ability.mode == "tree", ability.reason
-        backend = stack.enter_context(self.runner.backend(ability))
+        backend = stack.enter_context(self.runner.backend(look_at(model), ability))
         assert isinstance(backend, TreeBackend)
         self.backend = backend
         self.num_ids = model.config.vocab_size
@@ -103,6 +106,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--vocabulary", type=int, metavar="N", help="of all of them; default: their own")
     add("--nodes", type=int, nargs="+", default=[4, 8, 16], metavar="N", help="of the trees")
     add("--rounds", type=int, default=15, metavar="N", help="default: %(default)s")
-    add("--forward", default="packed", help="as of SelfSpec; default: %(default)s")
     add("--dtype", default="float32", help="float32, bfloat16 or float16; default: %(default)s")
     add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")

@@ -24,7 +24,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     spec = SelfSpec()
     inputs = tokenizer(list(PROMPTS), padding=True, return_tensors="pt").to(model.device)
     ids = model.generate(

@@ -19,7 +19,7 @@ from selfspec import SelfSpec, attach
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     spec = SelfSpec()
     conversation = []
     for message in options.message or iter(lambda: input("> ").strip(), ""):

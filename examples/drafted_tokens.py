@@ -16,7 +16,7 @@ from selfspec import SelfSpec, StepRecord, attach
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     spec = SelfSpec()
 
     def show(record: StepRecord) -> None:

@@ -23,7 +23,7 @@ def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     # In float32 the text does not depend on how many tokens a forward has.
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model, dtype="float32"))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model, dtype="float32"), pack=True)
 
     def answer(name: str, prediction: list[int] | None = None) -> tuple[list[int], float]:
         """The answer where the class has this name, and the tokens of a step."""

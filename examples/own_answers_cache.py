@@ -29,7 +29,7 @@ LATER = (
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
 
     def tokens_per_step(spec: SelfSpec, prompts: tuple[str, ...]) -> float:
         for prompt in prompts:

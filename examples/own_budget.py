@@ -40,7 +40,7 @@ class CautiousStep(Step):
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     spec = SelfSpec(budget=Cautious())
     inputs = tokenizer(options.prompt, return_tensors="pt").to(model.device)
     ids = model.generate(**inputs, assistant=spec, max_new_tokens=options.max_new_tokens)

@@ -32,7 +32,7 @@ class Broom(Shape):
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     spec = SelfSpec(budget="fixed", max_nodes=16, shape=Broom())
     inputs = tokenizer(options.prompt, return_tensors="pt").to(model.device)
     ids = model.generate(**inputs, assistant=spec, max_new_tokens=options.max_new_tokens)

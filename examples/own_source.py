@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     source = Phrases([tokenizer(text)["input_ids"] for text in PHRASES])
     spec = SelfSpec(extra_sources=[source], budget="fixed")  # It drafts whether it pays or not.
     prompt = "import os\n\n\ndef read_all(folder):\n    for name in"

@@ -20,7 +20,7 @@ from selfspec import SelfSpec, attach
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model), pack=True)
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     spec = SelfSpec()
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

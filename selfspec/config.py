@@ -15,7 +15,7 @@ from selfspec.machine.memory import amount_in_bytes
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
 BUDGETS = ("measured", "fixed")
-FORWARDS = ("auto", "eager", "packed", "graph")
+FORWARDS = ("auto", "eager", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "heads")
 
@@ -45,10 +45,9 @@ class SpecConfig:
             model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
-        forward: How drafts are run: "auto", "eager", "packed" or "graph". "auto":
-            captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
-            quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
-            from the start, and go on eagerly if that can't be.
+        forward: How drafts are run: "auto", "eager" or "graph". "auto": captured graphs on CUDA
+            where that can be, else as "eager": as `generate()` runs it. "graph" asks for captured
+            graphs, and goes on eagerly if that can't be.
         kept_kv: Memory for keys and values of texts that were read: a size such as "2GB", a share
             of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
             from there. None: in a server and for files of prompts, what running texts leave of
@@ -104,15 +103,6 @@ class SpecConfig:
         for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
-
-    @property
-    def may_pack(self) -> bool:
-        """Whether weights may be packed unasked, by the clock.
-
-        Only a measured budget may depend on clocks: with another one a text must not change once
-        another way turns out to be faster, and in half precision it could.
-        """
-        return self.forward == "auto" and self.budget == "measured"
 
     def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
         # transformers asks this first of `assistant_model=`, which many try with a `SelfSpec`.

@@ -1,7 +1,7 @@
 """The engine: draft, lay out, forward, verify, commit, learn, for rows that share forwards.
 
-It knows prompts, rows and how a model is run, and nothing of who waits, of packed weights or of
-what a source looks at. A scripted model can drive it.
+It knows prompts, rows and how a model is run, and nothing of who waits or of what a source looks
+at. A scripted model can drive it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from selfspec.verify.logits import top_k
 
 OnStep: TypeAlias = Callable[[StepRecord], None]
 
-_STEP = 4  # About the tokens of a row in a step, for what packing would save.
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
 
 
@@ -84,28 +83,25 @@ class Engine:
         learned, and take part in the steps to come. An error leaves the rows of others as they
         were.
         """
-        runner, reader, stats = self._runner, prompt.reader, prompt.stats
+        reader, stats = prompt.reader, prompt.stats
         others, start = self.rows, self._clock()
         if not reader.num_read:
             self.sharing.begin(prompt, others)
-        num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_forward(len(reader.input_ids) * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         try:
-            with runner.reading():
-                # The model's own sources learn from a prompt's last hidden states.
-                num_rows = len(others) + len(prompt.input_ids)
-                wanted = [source.num_states(num_rows) for source in self._model_sources]
-                read = partial(reader.read, num_tokens, num_states=max(wanted, default=0))
-                prefilled = self.sharing.with_memory(read, undo=reader.begin_anew)
-                stats.num_prompt_tokens_kept = reader.num_kept
-                stats.spend("prefill", self._clock() - read_from)
-                if prefilled is not None:
-                    self._join(prompt, prefilled.repeated(prompt.num_copies))
+            # The model's own sources learn from a prompt's last hidden states.
+            num_rows = len(others) + len(prompt.input_ids)
+            wanted = [source.num_states(num_rows) for source in self._model_sources]
+            read = partial(reader.read, num_tokens, num_states=max(wanted, default=0))
+            prefilled = self.sharing.with_memory(read, undo=reader.begin_anew)
+            stats.num_prompt_tokens_kept = reader.num_kept
+            stats.spend("prefill", self._clock() - read_from)
+            if prefilled is not None:
+                self._join(prompt, prefilled)
         except Exception as error:
             self.sharing.give_way(error)
-            if prompt.fails_alone and prompt.rows:
+            if prompt.fails_alone and prompt.result.rows:
                 self._keep(others)
             raise
         return prefilled is not None
@@ -141,7 +137,7 @@ class Engine:
         self.sharing.with_memory(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
-        prompt.kv = prefilled.cache
+        prompt.result.kv = prefilled.cache
 
     def add(
         self, rows: list[Row], records: Sequence[StepRecord | None], logits: StepLogits
@@ -161,8 +157,6 @@ class Engine:
         Whoever calls it has entered `ModelRunner.decoding`.
         """
         laps, committed = Laps(self._clock, self._processor_clock), list[Committed]()
-        self._runner.before_forward(_STEP * len(self.rows))
-        laps.end("prepare")
         step = self._next_step()
         start = laps.end("draft")
         draft(self.rows, step)
@@ -200,7 +194,7 @@ class Engine:
         run_as = (backend.kind, num_rows, context_bucket(backend.front))
         if run_as != self._run_as:
             self._run_as = run_as
-            budget.run_as(backend.kind, num_rows, self._runner.curve(backend, num_rows))
+            budget.run_as(num_rows, self._runner.curve(backend, num_rows))
         for source in self._model_sources:
             source.before_step(num_rows, budget)
         for row in self.rows:
@@ -260,7 +254,7 @@ class Engine:
         The last rows move into the places of those that leave, so that few are moved. Rows that
         move together stay, and one whose KV somebody gets.
         """
-        over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.rows)]
+        over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.result.rows)]
         if over:
             self.sharing.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]
@@ -290,8 +284,7 @@ class Engine:
         stats, backend = prompt.stats, self.backend
         stats.mode = "chain" if backend.chains_only else "tree"
         stats.forward = backend.kind
-        stats.packed_bytes = self._runner.packed_bytes
         stats.captured_bytes = self._runner.captured_bytes
-        stats.eager_reason = backend.reason or self._runner.reason
+        stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
         stats.heads_reason = self._runner.why_no_heads(backend)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

@@ -39,7 +39,7 @@ class _Streamer:
         self._prompt = prompt
 
     def put(self, value: torch.Tensor) -> None:
-        self._prompt.plain_ids += value.tolist()
+        self._prompt.result.plain_ids += value.tolist()
         if self._prompt.streamer is not None:
             self._prompt.streamer.put(value)
 
@@ -49,15 +49,16 @@ class _Streamer:
 def write_plainly(prompt: Prompt) -> None:
     """Writes the texts of a prompt as stock does; its output is in the prompt."""
     stats = prompt.stats
-    stats.disable(prompt.reason)
+    stats.disable(prompt.route.support.reason)
     stats.mode, stats.forward = "plain", "eager"
     if prompt.config.strict:
-        raise UnsupportedError(f"strict=True and the call can't be drafted for: {prompt.reason}")
+        reason = prompt.route.support.reason
+        raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
     start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
     is_streamed = prompt.streamer is not None or prompt.fails_alone
     seeded = prompt.seed is not None
     with own_seed(prompt.seed, [prompt.input_ids.device]) if seeded else nullcontext():
-        prompt.output = decode_plainly(
+        prompt.result.output = decode_plainly(
             prompt.model,
             prompt.input_ids,
             logits_processor=prompt.logits_processor,

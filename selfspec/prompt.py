@@ -1,7 +1,7 @@
-"""`Prompt`: one call of `generate()`, from what transformers has prepared to what came of it.
+"""A prompt as three values, by the time at which they are true.
 
-Every door makes one, and everything after it looks at this record alone: `refusals` at its
-arguments, a `Session` at its length, the `Engine` at its rows.
+Every door makes a `Call` of what transformers has prepared. `plugin.refusals` finds its `Route`,
+with which it is a `Prompt`. Whoever writes the texts leaves a `Result` in it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from selfspec.ability.look import Look
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import kv_of, update_arguments
 from selfspec.compat.grammars import grammars_of
@@ -38,21 +39,15 @@ from selfspec.forward.prompt import (
     placing_reason,
 )
 from selfspec.neural.small_model import DraftModel
-from selfspec.row import Row, Stops, Streamer, stream_to
-from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
+from selfspec.row import Row, Streamer, stream_to
+from selfspec.row_rules import choosers_of, end_ids
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
-from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
-from selfspec.verify.tape import NoiseTape
 
 
-@dataclass(kw_only=True, eq=False)  # Each one is itself, whatever it holds.
-class Prompt:
-    """A prompt of one or more rows, and all that decides on their texts.
-
-    `route` in `plugin.refusals` says how it is decoded. Whoever writes the texts leaves what came
-    of it in the last fields.
-    """
+@dataclass(frozen=True, kw_only=True, eq=False)  # Each one is itself, whatever it holds.
+class Call:
+    """What transformers has prepared of one call of `generate()`: a prompt of one or more rows."""
 
     model: PreTrainedModel
     runner: ModelRunner
@@ -65,6 +60,7 @@ class Prompt:
     predictions: Sequence[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
     max_nodes: int  # of the trees of a row
+    max_length: int  # How long a text may get, the prompt with its padding included.
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
     has_callers_cache: bool = False  # Did the caller hand in the KV cache?
     synced_gpus: bool = False  # Do other processes wait for each forward?
@@ -81,19 +77,6 @@ class Prompt:
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
 
-    # How it is decoded, found out once.
-    mode: str = ""  # "tree", "chain" or "plain"
-    reason: str | None = None  # Why it is not drafted for with trees.
-    moves_together: str | None = None  # What makes each of its rows depend on the others.
-    runs_alone: str | None = None  # Why it can share forwards with no other prompt.
-
-    # What came of it.
-    rows: list[Row] = field(default_factory=list)
-    kv: Cache | None = None  # The cache that the caller gets.
-    output: Any = None  # That of stock's own loop.
-    plain_ids: list[int] = field(default_factory=list)  # What it has told the streamer.
-    error: BaseException | None = None  # What has ended it.
-
     @property
     def config(self) -> SpecConfig:
         return self.runner.config
@@ -102,12 +85,6 @@ class Prompt:
     def num_tokens(self) -> int:
         """How many tokens the prompt has, its padding included."""
         return int(self.input_ids.shape[1])
-
-    @cached_property
-    def max_length(self) -> int:
-        """How long a text may get, the prompt with its padding included."""
-        length = length_limit(self.stopping_criteria)
-        return int(self.generation_config.max_length if length is None else length)
 
     @property
     def max_new_columns(self) -> int:
@@ -124,37 +101,75 @@ class Prompt:
         """Does anybody see the KV cache after the call?"""
         return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
+    def setting(self, name: str) -> Any:
+        return getattr(self.generation_config, name, None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenCall(Call):
+    """A call with a look at its model, of which its route is made."""
+
+    look: Look
+
+    @cached_property
+    def support(self) -> DraftSupport:
+        """What the model can verify after this prompt; may take a trial of the model."""
+        support = self.runner.ability(self.look)
+        if support.mode != "tree":
+            return support
+        arguments = update_arguments(self.model, dict(self.model_kwargs))
+        positions = given_positions(self.model, self.input_ids, arguments)
+        if reason := placing_reason(positions, arguments):
+            return DraftSupport.of_chains(reason)._replace(whole_reason=support.whole_reason)
+        return support
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a prompt is decoded, as it was found out once.
+
+    `support` is what drafts are verified by after this prompt. Its mode is ``"plain"`` also where
+    the model could do more, but the call can't be drafted for.
+    """
+
+    look: Look
+    support: DraftSupport  # Its `reason` says why it is not drafted for with trees.
+    alone_reason: str | None = None  # Why it can share forwards with no other prompt.
+    lockstep_reason: str | None = None  # Why all of its rows get each token at once.
+
+
+@dataclass
+class Result:
+    """What came of a prompt, or has so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    kv: Cache | None = None  # The cache that the caller gets.
+    output: Any = None  # That of stock's own loop.
+    plain_ids: list[int] = field(default_factory=list)  # What that has told the streamer.
+    error: BaseException | None = None  # What has ended it.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prompt(Call):
+    """A call whose route is known. Whoever writes its texts leaves in `result` what came of it."""
+
+    route: Route
+    result: Result = field(default_factory=Result)
+
     @property
     def new_ids(self) -> list[int]:
         """The new tokens of its only row, as far as they came."""
         if self.writes_nothing:
             return []
-        return self.rows[0].new_ids if self.rows else self.plain_ids
+        return rows[0].new_ids if (rows := self.result.rows) else self.result.plain_ids
 
-    def setting(self, name: str) -> Any:
-        return getattr(self.generation_config, name, None)
-
-    @cached_property
-    def ability(self) -> DraftSupport:
-        """What the model can verify after this prompt."""
-        ability = self.runner.ability()
-        if ability.mode != "tree":
-            return ability
-        arguments = update_arguments(self.model, dict(self.model_kwargs))
-        positions = given_positions(self.model, self.input_ids, arguments)
-        if reason := placing_reason(positions, arguments):
-            return DraftSupport.of_chains(reason)._replace(whole_reason=ability.whole_reason)
-        return ability
-
-    @cached_property
-    def num_copies(self) -> int:
-        """How many rows side by side are alike, as those of `num_return_sequences`: read once.
+    def _num_copies(self, number: int) -> int:
+        """`number`, if so many rows side by side are alike, so that one of them is read; else 1.
 
         1 where more than the ids and the padding could decide on what is read.
         """
-        number, ids = self.generation_config.num_return_sequences or 1, self.input_ids
-        cache = kv_of(self.model_kwargs)
-        if number == 1 or self.ability.mode != "tree" or self.has_callers_cache:
+        ids, cache = self.input_ids, kv_of(self.model_kwargs)
+        if self.route.support.mode != "tree" or self.has_callers_cache:
             return 1
         # Images may be encoded already, in what is no tensor.
         if any(map(has_states, cache.layers)) or other_inputs(self.model_kwargs):
@@ -172,19 +187,16 @@ class Prompt:
     @cached_property
     def reader(self) -> PromptReader:
         """Reads the prompt, of several rows that are alike the first one."""
-        every = slice(None, None, self.num_copies)
-        model_kwargs = {
-            name: value[every] if isinstance(value, torch.Tensor) and self.num_copies > 1 else value
-            for name, value in self.model_kwargs.items()
-        }
+        number = self.generation_config.num_return_sequences or 1
         return PromptReader(
             self.model,
-            self.input_ids[every],
-            model_kwargs,
+            self.input_ids,
+            self.model_kwargs,
             self.generation_config,
+            num_copies=self._num_copies(number) if number > 1 else 1,
             learns=self.config.learning != "frozen",
             on_logits=self.on_logits,
-            in_parts=self.ability.whole_reason is None,
+            in_parts=self.route.support.whole_reason is None,
         )
 
     def new_rows(
@@ -195,13 +207,22 @@ class Prompt:
         new_drafter: Callable[..., Drafter],
     ) -> list[Row]:
         """Its rows, once it was read. `shared` and `sources` are what all rows draft from."""
-        choosers, stops = self._rules()
+        choosers, stops = choosers_of(
+            self.input_ids,
+            self.generation_config,
+            self.logits_processor,
+            self.stopping_criteria,
+            None if self.seed is None else self._generator(self.seed),
+            in_lockstep=self.route.lockstep_reason is not None,
+        )
         ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
         # Stock's own test for filling up rows that stopped.
         gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
-        encoder_texts, own_sources = self._encoder_texts(), self._sources()
+        has_encoder, own_sources = self.model.config.is_encoder_decoder, self._sources()
+        encoder_texts = self._encoder_texts() if has_encoder else [[]] * len(self.input_ids)
+        rows = self.result.rows
         for number, ids in enumerate(prefilled.texts):
             start = replace(
                 shared,
@@ -226,10 +247,10 @@ class Prompt:
                 may_leave=not (self.gives_cache_back or choosers[number].moves_together),
                 stats=self.stats,
             )
-            self.rows.append(row)
+            rows.append(row)
         if self.streamer is not None:
-            stream_to(self.streamer, self.rows)
-        return self.rows
+            stream_to(self.streamer, rows)
+        return rows
 
     def _sources(self) -> list[list[Source]]:
         """For each row: its prediction, the grammar that its processors follow, a draft model."""
@@ -244,8 +265,7 @@ class Prompt:
     def _encoder_texts(self) -> list[list[int]]:
         """What an encoder has read for each row, which an answer may repeat."""
         ids, num_rows = self.inputs_tensor, len(self.input_ids)
-        is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
-        if ids is None or not (is_text and self.model.config.is_encoder_decoder):
+        if ids is None or ids.dim() != 2 or ids.is_floating_point():  # It has read no text.
             return [[]] * num_rows
         ids = ids.repeat_interleave(num_rows // len(ids), dim=0)
         mask = self.model_kwargs.get("attention_mask")
@@ -253,33 +273,5 @@ class Prompt:
         seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
         return [row[shown].tolist() for row, shown in zip(ids, seen, strict=True)]
 
-    def _rules(self) -> tuple[list[Chooser], Stops]:
-        """How each row chooses its tokens: by itself, unless something asks for all together."""
-        stops, config = row_stops(self.stopping_criteria), self.generation_config
-        num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.moves_together:
-            records = bool(config.return_dict_in_generate)
-            together = BatchChooser(
-                self.input_ids.long(),
-                self.logits_processor,
-                self.stopping_criteria,
-                samples,
-                keeps_scores=records and bool(config.output_scores),
-                keeps_logits=records and bool(config.output_logits),
-                generator=self._generator,
-            )
-            return [together] * num_rows, Stops()
-        if not self.logits_processor and not samples:
-            return [GreedyChooser() for _ in range(num_rows)], stops
-        tape = NoiseTape(num_rows, self._generator) if samples else None
-        processors = for_rows(self.logits_processor, num_rows)
-        return [
-            ProcessedChooser(split_warpers(of_row), tape, row)
-            for row, of_row in enumerate(processors)
-        ], stops
-
-    @property
-    def _generator(self) -> torch.Generator | None:
-        if self.seed is None:
-            return None
-        return torch.Generator(self.input_ids.device).manual_seed(self.seed)
+    def _generator(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.input_ids.device).manual_seed(seed)

@@ -22,8 +22,15 @@ from transformers.generation import (
 )
 
 from selfspec.row import Stops
-from selfspec.verify.choosers import Processing
+from selfspec.verify.choosers import (
+    BatchChooser,
+    Chooser,
+    GreedyChooser,
+    ProcessedChooser,
+    Processing,
+)
 from selfspec.verify.shortlist import Warpers
+from selfspec.verify.tape import NoiseTape
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
 # may look at the batch or count their calls: for them the rows of a batch move together.
@@ -144,3 +151,33 @@ def length_limit(criteria: StoppingCriteriaList) -> int | None:
     """
     limits = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
     return min((limit.max_length for limit in limits), default=None)
+
+
+def choosers_of(
+    input_ids: torch.Tensor,  # (B, P)
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    generator: torch.Generator | None,
+    *,
+    in_lockstep: bool,
+) -> tuple[list[Chooser], Stops]:
+    """How each row chooses its tokens: by itself, unless something asks for all together."""
+    stops, num_rows, samples = row_stops(criteria), len(input_ids), bool(config.do_sample)
+    if stops is None or in_lockstep:
+        records = bool(config.return_dict_in_generate)
+        together = BatchChooser(
+            input_ids.long(),
+            processors,
+            criteria,
+            samples,
+            keeps_scores=records and bool(config.output_scores),
+            keeps_logits=records and bool(config.output_logits),
+            generator=generator,
+        )
+        return [together] * num_rows, Stops()
+    if not processors and not samples:
+        return [GreedyChooser() for _ in range(num_rows)], stops
+    tape = NoiseTape(num_rows, generator) if samples else None
+    of_rows = [split_warpers(of_row) for of_row in for_rows(processors, num_rows)]
+    return [ProcessedChooser(of_row, tape, row) for row, of_row in enumerate(of_rows)], stops

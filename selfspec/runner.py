@@ -1,4 +1,4 @@
-"""How a model is run: what it can verify, what runs its forwards, and the weights that it packs.
+"""How a model is run: what it can verify, and what runs its forwards.
 
 A `ModelRunner` is what one `SelfSpec` knows of one model, from call to call. It is the one place
 that knows of captured graphs, packed and streamed weights.
@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
-from selfspec.ability.state import state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
@@ -31,19 +31,22 @@ from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.inputs import columns_reason
-from selfspec.forward.model import device_of
+from selfspec.forward.model import EagerForwards, device_of
 from selfspec.forward.sizes import Limits, Policy
 from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.records import HEADS
-from selfspec.weights import Packing, is_packed_in_place
+from selfspec.weights import PackedWeight, linears_of, may_be_packed
 from selfspec.weights.streamed import is_streamed
 
 _log = logging.getLogger("selfspec")
 
 _MOST_STATES = 16  # The most states of one model whose verdicts are kept.
+_PACKING_NOTE = (
+    "weights are not packed: attach(model, pack=True) makes steps of several tokens faster on a CPU"
+)
 
 
 class ModelRunner:
@@ -55,7 +58,6 @@ class ModelRunner:
 
     `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
     and `heads_worth` what its heads have.
-    `packing` packs weights when that pays; it is None where weights must not be packed.
     """
 
     def __init__(self, model: Any, config: SpecConfig) -> None:
@@ -63,8 +65,6 @@ class ModelRunner:
         self.costs = Costs()
         self.ledger = Ledger()
         self.heads_worth = SourceWorth()
-        self.packing: Packing | None = None
-        self.reason: str | None = None  # Why the model is not run as the config asks.
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
@@ -74,7 +74,6 @@ class ModelRunner:
         self._kept_kv: KeptKV | str = ""
         self._state_of_kv: Hashable = None
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
-        self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
     def model(self) -> Any:
@@ -82,12 +81,12 @@ class ModelRunner:
         assert model is not None
         return model
 
-    def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
+    def ability(self, look: Look | None = None, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
-        model = self.model
-        state, is_trusted = state_of(model), trusts_hooks or self.config.trust_hooks
-        if not is_trusted and (reason := distrusted(state.foreign)) is not None:
+        look, is_trusted = look or look_at(self.model), trusts_hooks or self.config.trust_hooks
+        if look.foreign and not is_trusted and (reason := distrusted(look.foreign)) is not None:
             return DraftSupport("plain", reason, None)
+        model, state = look.model, look.verdict_key
         with self._trying:  # A second thread waits for the first one's verdict.
             if state in self._abilities:
                 return self._abilities[state]
@@ -102,33 +101,34 @@ class ModelRunner:
             return ability
 
     def needed_reason(
-        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
+        self, look: Look, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
-        if self.model.config.is_encoder_decoder:  # Its chains get them.
+        model = look.model
+        if model.config.is_encoder_decoder:  # Its chains get them.
             return None
         if reason := columns_reason(kv_of(arguments)):
             return reason
-        others = of_plain_steps(self.model, input_ids, arguments)
+        others = of_plain_steps(model, input_ids, arguments)
         if others is None:
             return None
-        key = state_of(self.model), others
+        key = look.verdict_key, others
         with self._trying:
             if key not in self._needed:
-                with uncompiled(self.model):
-                    reason = needed_reason(self.model, input_ids, generation_config, arguments)
+                with uncompiled(model):
+                    reason = needed_reason(model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = reason
             return self._needed[key]
 
-    def kept_kv(self) -> KeptKV | str:
+    def kept_kv(self, look: Look) -> KeptKV | str:
         """What was kept of texts that the model has read as it is now; or why nothing can be.
 
         What was read in another state is dropped, and who still reads in it keeps nothing more.
         """
         with self._trying:
-            state = state_of_kv(self.model)
+            state = look.kv_key()
             if state != self._state_of_kv:
                 if isinstance(self._kept_kv, KeptKV):
                     self._kept_kv.close()
@@ -153,22 +153,17 @@ class ModelRunner:
             return None if amount is None else 0
         return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
 
-    def _renew(self) -> None:
-        """Looks at the model's weights as they are now."""
-        forward, packing = self.config.forward, None
-        reason: str | None = None
-        is_packed = any(map(is_packed_in_place, self.model.modules()))
-        self._loaded_kind = "packed" if is_packed else "eager"
-        if is_streamed(self.model):
-            self._loaded_kind = "streamed"
-            if forward not in ("auto", "eager"):
+    def _eager_forwards(self, look: Look, reason: str | None) -> EagerForwards:
+        """How forwards are run that are not captured, as the model's weights are now."""
+        if is_streamed(look.model):
+            if self.config.forward == "graph":
                 reason = "its weights are streamed, and only plain operations wait for them"
-            packing = Packing.of(self.model) if self.config.may_pack else None
-        elif forward == "packed" or (self.config.may_pack and not self._captures):
-            packing = Packing.of(self.model)
-            if forward == "packed":
-                reason = packing.pack(whatever_memory=True)
-        self.packing, self.reason = packing, reason
+            return EagerForwards("streamed", reason)
+        if any(type(tensor) is PackedWeight for tensor in look.modules.tensors):
+            return EagerForwards("packed", reason)
+        layers = linears_of(look.model, look.modules.all)
+        note = _PACKING_NOTE if may_be_packed(look.model, layers) else None
+        return EagerForwards("eager", reason, note)
 
     @property
     def _captures(self) -> bool:
@@ -177,29 +172,10 @@ class ModelRunner:
         is_wanted = forward == "graph" or (forward == "auto" and device.can_capture)
         return is_wanted and not is_streamed(self.model)
 
-    def forward_kind(self) -> str:
-        """How forwards are run that are not captured, as `GenerationStats.forward` names it.
-
-        Every step calls it, so that it looks at no layer.
-        """
-        if self.packing is None or self._loaded_kind == "streamed":
-            return self._loaded_kind
-        return "packed" if self.packing.is_packed else "eager"
-
-    @property
-    def packed_bytes(self) -> int:
-        """What copies of weights take, the weights themselves not counted."""
-        return 0 if self.packing is None else self.packing.num_bytes
-
     @property
     def captured_bytes(self) -> int:
         """What captured forwards keep from call to call."""
         return self._captured.num_bytes
-
-    def before_forward(self, num_tokens: int) -> None:
-        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
-        if self.packing is not None:
-            self.packing.before_forward(num_tokens)
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: its heads."""
@@ -226,15 +202,9 @@ class ModelRunner:
         heads = self.heads()
         return heads if isinstance(heads, str) else None
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Inside, the model is run as it is over prompts."""
-        return self.packing.in_use() if self.packing else nullcontext()
-
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """The same with stock's own switches for decoding."""
-        with decoding_switches(self.model), self.reading():
-            yield
+    def decoding(self) -> AbstractContextManager[None]:
+        """Inside, transformers' own switches for decoding are set."""
+        return decoding_switches(self.model)
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
         """What steps of so many rows cost by their width, as far as it is known or expected."""
@@ -251,26 +221,27 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
-    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
+    def backend(
+        self, look: Look, ability: DraftSupport, limits: Limits | None = None
+    ) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
         It has no rows yet. Captured forwards belong to one call or session at a time.
         """
-        model, attention = self.model, ability.attention
+        model, attention = look.model, ability.attention
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             else:
-                lent = self._captured.borrow(model, attention, limits)
+                lent = self._captured.borrow(look, attention, limits)
         with uncompiled(model), lent as captured:
-            self._renew()
             if isinstance(captured, StaticRunner):
                 assert attention is not None
                 yield TreeBackend(model, attention, captured)
                 return
+            eager = self._eager_forwards(look, captured)
             if attention is None:
-                yield ChainBackend(model, kind=self.forward_kind, reason=captured)
-                return
-            kind, policy = self.forward_kind, Policy(limits)
-            yield TreeBackend(model, attention, policy=policy, eager_kind=kind, reason=captured)
+                yield ChainBackend(model, eager)
+            else:
+                yield TreeBackend(model, attention, policy=Policy(limits), eager=eager)

@@ -58,10 +58,10 @@ class Sharing:
 
         Of several, each may leave before the prompt has ended.
         """
-        has_one_row = len(prompt.rows) == 1
+        has_one_row = len(prompt.result.rows) == 1
         if self._store is None or prompt.stats.kept_reason is not None or not has_one_row:
             return
-        (row,) = prompt.rows
+        (row,) = prompt.result.rows
         row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
         if (kv := text_kv_in(prefilled.cache)).states:  # Soon they are those of a longer text.
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
@@ -71,7 +71,7 @@ class Sharing:
 
         A reader who has gone may come back.
         """
-        for row in (row for prompt in prompts for row in prompt.rows):
+        for row in (row for prompt in prompts for row in prompt.result.rows):
             is_whole = row.error is None or isinstance(row.error, ReaderGone)
             if self._store is not None and row.prompt_end is not None and is_whole:
                 text = self._text_of(row)

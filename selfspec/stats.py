@@ -86,11 +86,12 @@ class GenerationStats:
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
+        packing_note: What packing the model's weights would bring on this machine; None if nothing
+            is known to.
         heads_reason: Why the heads that the model's config names were not asked.
         kept_reason: Why the last prompt that could not go on after another text's could not, where
             keys and values are kept.
         table_bytes: What the LUTs and the memory of texts take.
-        packed_bytes: What second copies of weights take.
         captured_bytes: What captured forwards keep from call to call: KV slots and logits.
     """
 
@@ -116,10 +117,10 @@ class GenerationStats:
     mode: str = field(default="", metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
+    packing_note: str | None = field(default=None, metadata=_LATEST)
     heads_reason: str | None = field(default=None, metadata=_LATEST)
     kept_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
-    packed_bytes: int = field(default=0, metadata=_LATEST)
     captured_bytes: int = field(default=0, metadata=_LATEST)
 
     @property
@@ -265,9 +266,9 @@ class GenerationStats:
         if self.num_draft_forwards:
             yield f"{self.num_draft_forwards} forwards for drafts"
         if self.forward not in ("", "eager") or self.eager_reason:
-            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
             reason = f": {self.eager_reason}" if self.eager_reason else ""
-            yield f"{self.forward or 'eager'} forwards{copies}{reason}"
+            yield f"{self.forward or 'eager'} forwards{reason}"
+        yield self.packing_note
 
     @property
     def _verdict(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -79,40 +78,20 @@ def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     return bool(packers_for(dtype))
 
 
-@dataclass
-class FakeTrials:
-    """The dtypes that a fake has timed, and what its looks at the processor find."""
+def fake_trials(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
+    """Tiny layers can be packed too, and no clock decides whether that pays.
 
-    timed: list[torch.dtype] = field(default_factory=list)
-    share: float = 1.0
-
-
-def fake_trials(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    pays: bool = True,
-    saves: float = 1.0,
-    packing: float = 0.0,
-    due: int = 0,
-) -> FakeTrials:
-    """Times without a clock, also of tiny layers, `due` forwards after a model was met.
-
-    A weight takes a second however many tokens there are, and less by `saves` once it is packed,
-    which takes `packing` seconds.
+    Each look at a model finds that packed products take the next of these shares of the time, the
+    last one for good; no time at all if none is named.
     """
-    trials = FakeTrials()
+    left = list(shares or (0.0,))
 
     def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
-        trials.timed.append(weights[0].dtype)
-        seconds = 1.0 - saves if pays else 1.0
-        packer = packers_for(weights[0].dtype)[0]
-        return ProductTimes(packer, (1.0, 1.0), (seconds, seconds), packing)
+        share = left.pop(0) if len(left) > 1 else left[0]
+        return ProductTimes(packers_for(weights[0].dtype)[0], (1.0, 1.0), (share, share))
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "product_times", product_times)
-    monkeypatch.setattr(packing_module, "_DUE", due)
-    monkeypatch.setattr(packing_module, "processor_share", lambda: trials.share)
-    return trials
 
 
 def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -56,7 +56,7 @@ def test_numbers_and_switches_are_checked(names, rule, values):
         ),
         (
             {"forward": "grph"},
-            "unknown forward 'grph'; did you mean 'graph'? (known: auto, eager, graph, packed)",
+            "unknown forward 'grph'; did you mean 'graph'? (known: auto, eager, graph)",
         ),
     ],
 )

@@ -146,7 +146,7 @@ def test_an_omniscient_chain_is_counted_exactly():
     }
     assert run.stats.tokens_per_step == 3.5
     assert run.stats.nodes_per_step == 3.5
-    stages = {"prepare", "draft", "layout", "forward", "verify", "commit", "learn"}
+    stages = {"draft", "layout", "forward", "verify", "commit", "learn"}
     assert set(run.stats.seconds) == stages
 
 

@@ -81,7 +81,7 @@ LATEST = (
     "heads_reason",
     "kept_reason",
     "table_bytes",
-    "packed_bytes",
+    "packing_note",
     "captured_bytes",
 )
 
@@ -173,8 +173,8 @@ def test_the_report_names_what_was_counted():
         assert said in report
     assert "  0.250 s in all, prompts among them: forward 0.250" in report
     assert str(GenerationStats(eager_reason="no graphs")).endswith("eager forwards: no graphs")
-    packed = GenerationStats(forward="packed", packed_bytes=2_000_000, seconds=Counter(a=1.0))
-    assert "  note: packed forwards, 2 MB of copies\n" in str(packed)
+    packed = GenerationStats(forward="packed", packing_note="so it is", seconds=Counter(a=1.0))
+    assert "  note: packed forwards; so it is\n" in str(packed)
 
 
 def test_the_report_has_six_lines_at_most():

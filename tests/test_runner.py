@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfspec import runner as run
-from selfspec.ability import state
+from selfspec.ability import look
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import decoding_switches
 from selfspec.config import SpecConfig
@@ -45,7 +45,7 @@ def test_a_model_is_not_tried_while_it_decodes(monkeypatch: pytest.MonkeyPatch) 
         return DraftSupport("plain", "it is only pretended to be tried", None)
 
     monkeypatch.setattr(run, "probe", noted)
-    monkeypatch.setattr(state, "device_of", lambda _model: torch.device("cuda"))
+    monkeypatch.setattr(look, "device_of", lambda _model: torch.device("cuda"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     known = run.ModelRunner(model, SpecConfig())
     known.ability()

@@ -80,7 +80,7 @@ def _run(job: Job) -> Result:
 def _new_spec(model: Any, knobs: dict[str, Any]) -> Any:
     from selfspec import SelfSpec, attach
 
-    attach(model)
+    attach(model, pack=True)
     return SelfSpec(**knobs)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from eval.errors import EvalError
+from eval.runs.prompt_end import compiles_static_kv
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
 from selfspec.compat.heads import num_heads
-from selfspec.compat.timing import compiles_static_kv
+from selfspec.weights import pack, unpack
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
 
@@ -69,7 +70,8 @@ class Method:
         return None
 
     def running(self, model: Any) -> Any:
-        """The model that it runs in place of this one: the same, as a rule."""
+        """The model that it runs in place of this one, as a rule the same with ordinary weights."""
+        unpack(model)
         return model
 
     def answer(
@@ -190,6 +192,11 @@ class SelfSpecMethod(Method):
     @property
     def stats(self) -> GenerationStats:
         return self.spec.stats
+
+    def running(self, model: Any) -> Any:
+        """The same model with packed weights, where packing pays."""
+        pack(model)
+        return model
 
     def forget(self) -> None:
         """Back to the loaded cache or to nothing; what forwards cost here stays known."""

@@ -19,7 +19,7 @@ answer   one method's answer to one question in one turn:
            drafted_by_source, accepted_by_source, stage_seconds
            table_bytes                         what its LUTs and its texts take
            disabled_reason                     why it did not draft as asked, if it didn't
-           forward, packed_bytes               how forwards were run at its end; copies of weights
+           forward                             how forwards were run at its end
            output_sha256                       of the new ids
            same                                identical, near-tie or different; null: not compared
            differs_at, gap_ulps                first other token (from 0), and how near a tie it was
@@ -49,7 +49,7 @@ HISTOGRAMS = ("accepted_lengths", "widths")
 COUNTS = (*HISTOGRAMS, "drafted_by_source", "accepted_by_source", "stage_seconds")
 NUMBERS = (
     *("num_prompt_tokens", "num_new_tokens", "seconds", "prefill_seconds", "num_steps"),
-    *("num_nodes", "table_bytes", "packed_bytes", "gap_ulps", "processor_share"),
+    *("num_nodes", "table_bytes", "gap_ulps", "processor_share"),
 )
 _TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at")
 _ABOUT = ("run", "method", "task", "question", "turn", "order", "round", "error")

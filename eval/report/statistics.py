@@ -78,7 +78,6 @@ def figures(answers: pd.DataFrame, method: str) -> Figures:
         "table_bytes": _number(given.table_bytes.max()),
         "disabled_reason": None if reasons.empty else reasons.iloc[-1],
         "forwards": dict(Counter(forwards)),
-        "packed_bytes": _number(given.packed_bytes.max()) or 0,
     }
 
 

@@ -36,7 +36,6 @@ _STEPS = {
     "by drafts": "{drafting_speed_up[total]:.2f}x",
     "tokens per step": "{steps}",
     "forwards": "{ways}",
-    "copies, MB": "{copies!m:.1f}",
     "LUTs, MB": "{tables!m:.1f}",
     "same text": "{same}",
     "largest gap, ulps": "{largest_gap_ulps:.2f}",
@@ -154,7 +153,6 @@ def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         "steps": _cell(figures, "tokens_per_step"),
         "same": _verdicts(name, figures),
         "ways": ", ".join(f"{n} {way}" for way, n in figures["forwards"].items()) or None,
-        "copies": figures["packed_bytes"] or None,
         "tables": figures["table_bytes"] or None,
     }
 

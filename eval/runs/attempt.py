@@ -104,5 +104,4 @@ def _numbers(
         "table_bytes": stats.table_bytes,
         "disabled_reason": stats.disabled_reason,
         "forward": stats.forward,
-        "packed_bytes": stats.packed_bytes,
     }

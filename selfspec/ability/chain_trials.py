@@ -64,7 +64,7 @@ def check_chain(
 
     Tokens must not depend on the `crowds` of tokens that may follow them in the same forward.
     """
-    if bounds_time_steps(model):
+    if bounds_time_steps(model.modules()):
         return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
     cache = prefilled(model, prompt, layers)
@@ -149,7 +149,7 @@ def check_prompt(
     model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why a prompt must be read at once; None if its first part does not depend on the rest."""
-    if bounds_time_steps(model):
+    if bounds_time_steps(model.modules()):
         return "a part of a single token is read as a plain step, which bounds no time steps"
     if _depends_on_later(model, ids[:2], 0, layers, crowds):
         return "the tokens of its prompts see those that come later"

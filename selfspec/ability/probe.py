@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from selfspec.ability.chain_trials import check_chain, check_prompt, states_reason
 from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
-from selfspec.ability.state import has_adapters_of_one_call
+from selfspec.ability.look import look_at
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_tree
 from selfspec.attention import EXACT_ATTENTION
@@ -138,9 +138,10 @@ def probe(model: PreTrainedModel) -> DraftSupport:
 
 def _plain_reason(model: PreTrainedModel) -> str | None:
     """Why a model is decoded plainly, as its modules and config show; None if it may be tried."""
-    if has_adapters_of_one_call(model):
+    look = look_at(model)
+    if look.has_adapters_of_one_call:
         return "its adapters depend on the rows and the tokens of this call"
-    for module in model.modules():
+    for module in look.modules.all:
         if mixing := layer_that_mixes_tokens(module):
             return f"it has layers of type {mixing}, {_MIXES}"
     return family_reason(model.config, PLAIN)

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from selfspec.ability.state import state_of
-from selfspec.compat.modules import has_moving_hook, is_compiled
+from selfspec.ability.look import look_at
 from selfspec.forward.model import AttentionTypes, device_of, in_this_thread
 from selfspec.weights.streamed import is_streamed
 
@@ -48,9 +47,10 @@ class TrialLayers:
             return cls()
         config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
-        if layers is None or shares_kv or state_of(model).foreign:
+        if layers is None or shares_kv:
             return cls()
-        if any(is_compiled(module) or has_moving_hook(module) for module in model.modules()):
+        look = look_at(model)
+        if look.foreign or any(look.compiled) or look.scattered_reason():
             return cls()
         forms = forms_of(model, layers)
         needed = max(forms.index(form) + 1 for form in forms)

@@ -74,24 +74,18 @@ def _foreign_code(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[st
             yield f"all modules have the hook {name_of(hook)!r}", hook
     for place, function in replaced_functions(modules.classes):
         yield f"{place} is {name_of(function)!r} now", function
-    yield from _in_modules(model, modules)
+    for owner, name in modules.classes.items():
+        if not is_of_library(owner):
+            yield f"{_where(name)} is a {owner.__module__}.{owner.__qualname__}", owner
+    for name, module in modules.hooked:
+        yield from _on_module(module, _where(name))
     for what, code in functions_by_name(model).items():
         if not is_of_library(code):
             yield f"it has the {what}, {name_of(code)!r}", code
 
 
-def _in_modules(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[str, Any]]:
-    hooked = set(map(id, modules.hooked))
-    classes = {owner for owner in modules.classes if not is_of_library(owner)}
-    if not hooked and not classes:
-        return
-    for name, module in model.named_modules():
-        where, owner = f"its module {name!r}" if name else "it", type(module)
-        if owner in classes:
-            classes.remove(owner)
-            yield f"{where} is a {owner.__module__}.{owner.__qualname__}", owner
-        if id(module) in hooked:
-            yield from _on_module(module, where)
+def _where(name: str) -> str:
+    return f"its module {name!r}" if name else "it"
 
 
 def _on_module(module: nn.Module, where: str) -> Iterator[tuple[str, Any]]:

@@ -57,7 +57,7 @@ class Answer:
         Without a tokenizer it has no text, for those who have decoded it while it came.
         """
         ids, text = prompt.new_ids, ""
-        error = prompt.error if isinstance(prompt.error, Exception) else None
+        error = prompt.result.error if isinstance(prompt.result.error, Exception) else None
         try:
             if tokenizer is not None:
                 text = str(tokenizer.decode(ids, skip_special_tokens=True))

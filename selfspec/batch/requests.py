@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import UnsupportedError, VocabularyError
 from selfspec.plugin.loop import loop_for, routed
 from selfspec.plugin.spec import SelfSpec
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call, Prompt
 
 # Token ids, or what a processor made of a prompt: `input_ids` and what belongs to them.
 PromptInputs = Sequence[int] | Mapping[str, Any]
@@ -46,9 +46,16 @@ class Requests:
         self._guides = Guides(tokenizer, inside_wrappers(model))
 
     def prompt(
-        self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
+        self,
+        index: int,
+        inputs: PromptInputs,
+        seed: int | None,
+        arguments: Mapping[str, Any],
+        scope: Hashable = None,
     ) -> Prompt:
         """A prompt with the arguments that `generate()` would get; `index` names it.
+
+        With learning="request", it shares what was read with prompts of the same `scope`.
 
         Refuses what `generate()` would refuse. Runs no forward, but for images, which transformers
         encodes here from 5.24 on, and for what an encoder reads.
@@ -72,29 +79,37 @@ class Requests:
             ready["max_new_tokens"] = 1
         is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
         streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
-        loop = replace(loop, streamer=streamer, then=partial(routed, spec=self._spec))
+        fields = {"index": index, "scope": scope, "scores": scores, "fails_alone": True}
+        on_logits = None if scores.prompt is None else scores.on_logits
+        fields |= {"writes_nothing": writes_nothing, "on_logits": on_logits}
+        loop = replace(loop, streamer=streamer, then=partial(self._routed, seed, fields))
         ids = inputs_on(inputs, self._model)
         prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
-        if len(prompt.input_ids) != 1:
-            raise UnsupportedError(
-                f"num_return_sequences must be 1, since each prompt gets one answer (got "
-                f"{len(prompt.input_ids)}); give the prompt several times"
-            )
-        if prompt.mode == "plain" and self._model is not prompt.model:
+        if prompt.route.support.mode == "plain" and self._model is not prompt.model:
             # What a wrapper of PEFT changes lasts until its generate() returns.
             raise UnsupportedError(
                 f"a model in a wrapper of PEFT must be drafted for among many prompts (got: "
-                f"{prompt.reason}); call generate() for each prompt"
+                f"{prompt.route.support.reason}); call generate() for each prompt"
             )
-        prompt.index, prompt.scores, prompt.writes_nothing = index, scores, writes_nothing
         if scores.is_asked:
             prompt.logits_processor.insert(0, scores)
         if scores.prompt is not None:
             _check_scored(prompt)
-            scores.prompt_ids, prompt.on_logits = prompt.input_ids[0].tolist(), scores.on_logits
-        if prompt.generation_config.do_sample:
-            prompt.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+            scores.prompt_ids = prompt.input_ids[0].tolist()
         return prompt
+
+    def _routed(self, seed: int | None, fields: Mapping[str, Any], call: Call) -> Prompt:
+        """The prompt of a call that is one among many, with the fields that say so."""
+        if len(call.input_ids) != 1:
+            raise UnsupportedError(
+                f"num_return_sequences must be 1, since each prompt gets one answer (got "
+                f"{len(call.input_ids)}); give the prompt several times"
+            )
+        if not call.generation_config.do_sample:
+            seed = None
+        elif seed is None:
+            seed = int(torch.randint(2**63 - 1, (), device="cpu"))
+        return routed(replace(call, seed=seed, **fields), self._spec)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         embeddings = inside_wrappers(self._model).get_input_embeddings()
@@ -109,7 +124,7 @@ class Requests:
 
 def _check_scored(prompt: Prompt) -> None:
     """Refuses to score a prompt that is not read as we read prompts."""
-    why = prompt.reason if prompt.mode == "plain" else None
+    why = prompt.route.support.reason if prompt.route.support.mode == "plain" else None
     if prompt.model.config.is_encoder_decoder:
         why = "its prompt is read by an encoder"
     elif prompt.setting("prefill_chunk_size") is not None:

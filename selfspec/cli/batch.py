@@ -57,7 +57,9 @@ def batch(
             if num_bad:
                 say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
             try:
-                writer = load_writer(options, num_texts=max_rows, sees=True, packs=config.may_pack)
+                writer = load_writer(
+                    options, num_texts=max_rows, sees=True, packs=config.forward != "eager"
+                )
                 answered = _results(writer, files.open_lines(progress), config, max_rows)
                 num_bad += _written(files, progress, answered)
             except KeyboardInterrupt:

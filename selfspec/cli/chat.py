@@ -47,7 +47,7 @@ def chat(
     """
     options, config = replace(options, model=model), knobs.config()
     check_options(options)
-    writer = load_writer(options, chats=True, packs=config.may_pack)
+    writer = load_writer(options, chats=True, packs=config.forward != "eager")
     ChatLoop(writer, config, system).run(_reader())
 
 

@@ -13,7 +13,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.comparison import MIN_ROUNDS, Prompts, measure, timed
+from selfspec.cli.comparison import MIN_ROUNDS, Prompts, measure, packed, timed
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
@@ -79,9 +79,9 @@ def _compared(
     writer = load_writer(options, sees=sees)
     prompts = _that_fit(writer, questions)
     with working("Warming up"):
-        # Packed weights live as long as this `SelfSpec`.
         spec = writer.new_spec(config)
         for assistant in (spec, None):
+            packed(writer, is_wanted=assistant is not None)
             new_ids, took = timed(writer, assistant, prompts[0][1], _LEAST_TOKENS)
     for line in _facts(writer, spec):
         console.print(Text(line, "dim"), soft_wrap=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 
 Prompts = Sequence[tuple[Question, Encoded]]  # Each question with its tokens and images.
+Answer = tuple[list[int], float]  # The new tokens, and the seconds that they took.
 
 
 @dataclass
@@ -36,6 +37,17 @@ class Comparison:
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # By prompt.
     parted: set[str] = field(default_factory=set)  # Prompts with two texts.
     shares: list[float] = field(default_factory=list)  # Parts of the processor, on a CPU.
+    packs: bool = False  # Were weights packed for drafts, and not for plain texts?
+
+    def add(self, names: Sequence[str], plain: Sequence[Answer], drafted: Sequence[Answer]) -> None:
+        """Takes in a round: the new tokens and the seconds of each prompt."""
+        self.plain.append([seconds for _, seconds in plain])
+        self.drafted.append([])
+        for name, (text, _), (new_ids, seconds) in zip(names, plain, drafted, strict=True):
+            self.drafted[-1].append(seconds / len(new_ids) * len(text))
+            self.lengths[name] = len(text)
+            if new_ids != text:
+                self.parted.add(name)
 
     @property
     def total(self) -> GenerationStats:
@@ -74,10 +86,18 @@ class Comparison:
         return self.share < LEAST_SHARE
 
 
-def timed(
-    writer: Writer, spec: SelfSpec | None, ids: Encoded, num_new: int
-) -> tuple[list[int], float]:
-    """The new tokens, and the seconds that they took."""
+def packed(writer: Writer, *, is_wanted: bool) -> bool:
+    """Packs the weights of the model, or gives them back; are any packed now?"""
+    from selfspec.weights import is_packed_in_place, pack, unpack
+
+    if is_wanted:
+        pack(writer.model)
+    else:
+        unpack(writer.model)
+    return any(map(is_packed_in_place, writer.model.modules()))
+
+
+def timed(writer: Writer, spec: SelfSpec | None, ids: Encoded, num_new: int) -> Answer:
     writer.reseed()
     start = perf_counter()
     new_ids = writer.new_ids(ids, spec, max_new_tokens=num_new)
@@ -95,30 +115,30 @@ def measure(
 ) -> Comparison:
     """Answers all prompts in rounds, while there is time.
 
-    Each round has a new `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
+    Weights are packed for drafts, and ordinary ones for plain texts. Each round has a new
+    `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
     """
-    end, limit = perf_counter() + seconds, writer.max_positions or math.inf
+    end = perf_counter() + seconds
     measured = Comparison(writer.dtype)
     for number in range(_MOST_ROUNDS):
         began, spec = perf_counter(), new_spec()
-        measured.plain.append([])
-        measured.drafted.append([])
-        for index, (question, ids) in enumerate(prompts):
-            name = question.name
-            say(f"Measuring: round {number + 1}, {name}")
-            if writer.model.device.type == "cpu":
-                measured.shares.append(processor_share())
-            length = int(min(num_new, limit - num_tokens(ids)))
-            # The second run may find the processor's caches warm, so the order alternates.
-            turns = (None, spec) if (number + index) % 2 == 0 else (spec, None)
-            answers = {turn: timed(writer, turn, ids, length) for turn in turns}
-            (text, plain), (new_ids, drafted) = answers[None], answers[spec]
-            measured.plain[-1].append(plain)
-            measured.drafted[-1].append(drafted / len(new_ids) * len(text))
-            measured.lengths[name] = len(text)
-            measured.stats[name] = measured.stats.get(name, GenerationStats()) + spec.stats
-            if new_ids != text:
-                measured.parted.add(name)
+        # The second run may find the processor's caches warm, so the order alternates.
+        turns = (None, spec) if number % 2 == 0 else (spec, None)
+        answers: dict[SelfSpec | None, list[Answer]] = {None: [], spec: []}
+        are_packed: dict[SelfSpec | None, bool] = {}
+        for turn in turns:
+            are_packed[turn] = packed(writer, is_wanted=turn is not None)
+            for question, ids in prompts:
+                say(f"Measuring: round {number + 1}, {question.name}")
+                if writer.model.device.type == "cpu":
+                    measured.shares.append(processor_share())
+                length = min(num_new, (writer.max_positions or math.inf) - num_tokens(ids))
+                answers[turn].append(timed(writer, turn, ids, int(length)))
+                if turn is not None:
+                    before = measured.stats.get(question.name, GenerationStats())
+                    measured.stats[question.name] = before + turn.stats
+        measured.add([question.name for question, _ in prompts], answers[None], answers[spec])
+        measured.packs = are_packed[spec] and not are_packed[None]
         now = perf_counter()
         if measured.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break

@@ -30,7 +30,7 @@ def print_report(
     console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
     console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
-        for line in python_lines(options, measured.dtype, sees=sees):
+        for line in python_lines(options, measured, sees=sees):
             console.print(f"    {line}", markup=False, soft_wrap=True)
     return 1 if is_wrong or not measured.num_drafted or (is_check and measured.is_busy) else 0
 
@@ -69,17 +69,14 @@ def verdict(measured: Comparison) -> str:
             "generate() as it is."
         )
     text, alone = f"{measured.speed_up:.2f}x faster with selfspec ({basis}).", total.speed_up
-    if total.packed_bytes and alone is not None and alone < measured.speed_up:
-        text += (
-            f" Drafts alone bring {alone:.2f}x; the rest comes from packed weights, which take "
-            f"{total.packed_bytes / 1e6:.0f} MB more."
-        )
+    if measured.packs and alone is not None and alone < measured.speed_up:
+        text += f" Drafts alone bring {alone:.2f}x; the rest comes from packed weights."
     return text
 
 
-def python_lines(options: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:
+def python_lines(options: WriteOptions, measured: Comparison, *, sees: bool = False) -> list[str]:
     task = "ImageTextToText" if sees else "CausalLM"
-    load = f'AutoModelFor{task}.from_pretrained("{options.model}", dtype="{dtype}")'
+    load = f'AutoModelFor{task}.from_pretrained("{options.model}", dtype="{measured.dtype}")'
     if options.max_memory is not None:
         load = f'selfspec.load("{options.model}", max_memory="{options.max_memory}")'
     if options.weights is not None:
@@ -88,7 +85,8 @@ def python_lines(options: WriteOptions, dtype: str, *, sees: bool = False) -> li
     spec = "SelfSpec()"
     if options.cache is not None:
         spec = f'SelfSpec.from_pretrained("{options.cache}", tokenizer=tokenizer)'
-    return [f"model = {load}", f"selfspec.attach(model, selfspec.{spec})"]
+    packs = ", pack=True" if measured.packs else ""
+    return [f"model = {load}", f"selfspec.attach(model, selfspec.{spec}{packs})"]
 
 
 def about_texts(measured: Comparison, is_wrong: bool) -> str:

@@ -137,7 +137,7 @@ def _model_thread(
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded = Loaded.load(options, num_texts=max_rows, sees=True, packs=config.may_pack)
+    loaded = Loaded.load(options, num_texts=max_rows, sees=True, packs=config.forward != "eager")
     memory = listening.kv_bytes or loaded.memory_of_texts(max_rows)
     thread = ModelThread(
         loaded.model,

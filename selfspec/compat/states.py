@@ -5,13 +5,14 @@ A layer may hold states alone, or states and also keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, cache_utils
+from torch import nn
+from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -30,13 +31,13 @@ STATE_NAMES = (CONVOLUTION, "recurrent_states")  # The attributes of a layer tha
 _POSITIONS = "position_ids"
 
 
-def bounds_time_steps(model: PreTrainedModel) -> bool:
+def bounds_time_steps(modules: Iterable[nn.Module]) -> bool:
     """Do forwards over several tokens bound the time steps of states, while plain steps do not?
 
     The layers of Mamba 2 do so if they have limits. Few time steps may reach a limit, so a trial of
     a few tokens could miss it.
     """
-    limits = (getattr(part, "time_step_limit", None) for part in model.modules())
+    limits = (getattr(part, "time_step_limit", None) for part in modules)
     return any(limit is not None and tuple(limit) != (0.0, inf) for limit in limits)
 
 

@@ -65,7 +65,7 @@ class Budget(TimeBudget):
         """The next step, of at most `allowed` nodes."""
         return Step(allowed)
 
-    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
+    def run_as(self, num_rows: int, curve: CostCurve) -> None:
         """Told how forwards are run from now, how many rows share them, and what they cost."""
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
@@ -86,13 +86,11 @@ class MeasuredBudget(Budget):
         self.curve = CostCurve.unknown(1.0) if curve is None else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
-        self._forward, self._num_rows = "", 0
+        self._num_rows = 0
 
-    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
-        """Uses this curve from now on. A loss is forgiven if forwards are run in another way."""
-        if self._forward not in ("", forward):
-            self.ledger.forgive()
-        self._forward, self._num_rows = forward, num_rows
+    def run_as(self, num_rows: int, curve: CostCurve) -> None:
+        """Uses this curve from now on."""
+        self._num_rows = num_rows
         if not self._keeps_curve:
             self.curve = curve
 

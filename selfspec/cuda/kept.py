@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import try_backend
 from selfspec.ability.rope import changing_rope
-from selfspec.ability.state import state_for_replays, state_of
 from selfspec.compat.generation import decoding_switches
-from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
+from selfspec.compat.modules import is_parallel
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
@@ -41,30 +41,30 @@ class KeptRunner:
 
     @contextmanager
     def borrow(
-        self, model: Any, attention: AttentionTypes, limits: Limits | None
+        self, look: Look, attention: AttentionTypes, limits: Limits | None
     ) -> Iterator[StaticRunner | str]:
         """Yields the runner for one call or session, or why that can't have it."""
         if not self._lock.acquire(blocking=False):
             yield "another call is using this model's fixed KV slots"
             return
         try:
-            runner = _capture_reason(model, attention) or self._fresh(model, attention)
+            runner = _capture_reason(look, attention) or self._fresh(look, attention)
             if isinstance(runner, StaticRunner):
                 runner.kv.policy = Policy(limits, is_fixed=True)
             yield runner
         finally:
             self._lock.release()
 
-    def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
+    def _fresh(self, look: Look, attention: AttentionTypes) -> StaticRunner | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
-        if state_for_replays(model) != self._state:
+        if look.replay_key != self._state:
             # This frees the old runner before there is a new one.
             self._state, self._runner = None, ""
             try:
-                self._runner = _tried(model, attention)
+                self._runner = _tried(look.model, attention)
             except torch.OutOfMemoryError:
                 return "there was no memory to try captured forwards"
-            self._state = state_for_replays(model)
+            self._state = look_at(look.model).replay_key
         if isinstance(self._runner, StaticRunner) and self._runner.reason is not None:
             # Without graphs, eager forwards are faster than those over fixed slots.
             self._runner = self._runner.reason
@@ -81,12 +81,13 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     return runner
 
 
-def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
+def _capture_reason(look: Look, attention: AttentionTypes) -> str | None:
     """Why a forward of this model can't be replayed as a graph; None if no reason is found.
 
     Only a trial finds the other reasons, for example experts that are chosen on the CPU. Costs some
     µs per module.
     """
+    model = look.model
     device = device_for(device_of(model))
     if not device.can_capture:
         return f"a {device.name} captures no graphs"
@@ -96,17 +97,8 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return f"its {rope} rotary embedding changes with the length of a forward"
     if is_parallel(model):
         return "it is spread over several processes"
-    if foreign := state_of(model).foreign:
+    if foreign := look.foreign:
         return f"{foreign[0].what}, whose Python a replay would leave out"
-    return _module_reason(model)
-
-
-def _module_reason(model: Any) -> str | None:
-    devices = set()
-    for module in model.modules():
-        if has_moving_hook(module):
-            return "accelerate's hooks move its tensors about"
-        if is_compiled(module):
-            return "torch.compile runs it, which may make graphs of its own"
-        devices |= {str(tensor.device) for tensor in module.parameters(recurse=False)}
-    return f"it is spread over {', '.join(sorted(devices))}" if len(devices) > 1 else None
+    if any(look.compiled):
+        return "torch.compile runs it, which may make graphs of its own"
+    return look.scattered_reason()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from selfspec.forward.columns import TextKV
 from selfspec.forward.layout import InputShape, hiding, read, write
 from selfspec.forward.model import (
     AttentionTypes,
+    EagerForwards,
     Forwarded,
     Logits,
     device_of,
@@ -82,22 +83,20 @@ class TreeBackend:
         captured: CapturedForwards | None = None,
         *,
         policy: Policy = Policy(),  # noqa: B008 has no state
-        eager_kind: Callable[[], str] = lambda: "eager",
-        reason: str | None = None,
+        eager: EagerForwards = EagerForwards(),  # noqa: B008 has no state
     ) -> None:
-        """`policy` is that of the slots which captured forwards do not have.
-
-        `eager_kind` names what runs forwards that are not captured, and `reason` says why they are
-        not run as the config asks.
-        """
-        self.kv = TreeKV(attention, policy) if captured is None else captured.kv
-        self.reason = reason
+        """`policy` is that of the slots which captured forwards do not have."""
+        if captured is None:
+            self.kv = TreeKV(attention, policy)
+        else:
+            self.kv = captured.kv
+            self.kv.clear()
+        self.reason, self.packing_note = eager.reason, eager.packing_note
         self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
         self._model = model
         self._attention = attention
         self._captured = captured
-        self._eager_kind = eager_kind
-        self.kv.clear()
+        self._eager_kind = eager.kind
 
     @property
     def is_captured(self) -> bool:
@@ -107,7 +106,7 @@ class TreeBackend:
     @property
     def kind(self) -> str:
         """How forwards are run, as `GenerationStats.forward` names it."""
-        return CAPTURED if self.is_captured else self._eager_kind()
+        return CAPTURED if self.is_captured else self._eager_kind
 
     @property
     def front(self) -> int:

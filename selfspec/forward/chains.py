@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
-from selfspec.forward.model import Forwarded, Logits, forwarded, takes
+from selfspec.forward.model import EagerForwards, Forwarded, Logits, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.seam import branching
@@ -44,12 +44,9 @@ class ChainBackend:
     def __init__(
         self,
         model: PreTrainedModel,
-        *,
-        kind: Callable[[], str] = lambda: "eager",
-        reason: str | None = None,
+        eager: EagerForwards = EagerForwards(),  # noqa: B008 has no state
     ) -> None:
-        self.reason = reason
-        self._kind = kind
+        self.kind, self.reason, self.packing_note = eager
         self._model = model
         self._takes_number = takes(model, "logits_to_keep")
         self._functions = state_functions(model)
@@ -70,10 +67,6 @@ class ChainBackend:
         self._first_front = columns_of(self._cache) or self._prompt_length
         record_past(self._cache)
         self._states.take_over(self._cache.layers)
-
-    @property
-    def kind(self) -> str:
-        return self._kind()
 
     @property
     def front(self) -> int:

@@ -42,6 +42,14 @@ class AttentionTypes(NamedTuple):
     functions: tuple[Function, ...] = ()
 
 
+class EagerForwards(NamedTuple):
+    """How forwards are run that are not captured, as `GenerationStats` tells it."""
+
+    kind: str = "eager"  # Or "packed" or "streamed".
+    reason: str | None = None  # Why they are not run as the config asks.
+    packing_note: str | None = None  # What packing the weights would bring; None if nothing.
+
+
 def device_of(model: PreTrainedModel) -> torch.device:
     """The model's device; for one that accelerate offloads, the device that its hooks run it on.
 
@@ -101,7 +109,8 @@ def forwarded(model: PreTrainedModel, run: Logits, *, with_states: bool) -> Forw
 
 def num_readable(model: PreTrainedModel) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
+    number = getattr(embeddings_of(model), "num_embeddings", None)
+    return vocab_size(model) if number is None else int(number)
 
 
 def max_positions(model: PreTrainedModel) -> int | None:

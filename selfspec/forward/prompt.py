@@ -9,7 +9,7 @@ logits that stock would have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -106,8 +106,6 @@ class Prefilled:
 
     def repeated(self, number: int) -> Prefilled:
         """The same for a number of copies of every row; its cache gets them too."""
-        if number == 1:
-            return self
         self.cache.batch_repeat_interleave(number)
 
         def copies(value: Any) -> Any:
@@ -132,12 +130,19 @@ class PromptReader:
         model_kwargs: dict[str, Any],
         generation_config: GenerationConfig,
         *,
+        num_copies: int = 1,  # So many rows side by side are alike, of which one is read.
         learns: bool,
         on_logits: OnLogits | None = None,  # Gets the logits of all tokens, part by part.
         in_parts: bool = True,  # May the model read it so?
     ) -> None:
-        self.input_ids = input_ids
-        self.arguments = model_kwargs  # What the model is given beside the ids.
+        self.input_ids = input_ids[::num_copies]
+        self.arguments = {  # What the model is given beside the ids.
+            name: value[::num_copies]
+            if num_copies > 1 and isinstance(value, torch.Tensor)
+            else value
+            for name, value in model_kwargs.items()
+        }
+        self._num_copies = num_copies
         self.num_read = 0  # How many columns were read, here or for another text.
         self.num_kept = 0  # How many of them for another text.
         self.hidden: torch.Tensor | None = None  # (B, N, D): what entered the head at the end
@@ -225,11 +230,13 @@ class PromptReader:
         if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
             kwargs = only_followed(kwargs)
         hidden, self.hidden = self.hidden, None  # They go once the prompt is learned.
-        return Prefilled(self.input_ids, kwargs, logits, hidden)
+        prefilled = Prefilled(self.input_ids, kwargs, logits, hidden)
+        return prefilled if self._num_copies == 1 else prefilled.repeated(self._num_copies)
 
     def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
         start = self.num_read
-        with self.keeping_states(kwargs) as arguments:
+        keeps_states = self._keeps_states and self._num_states
+        with self.keeping_states(kwargs) if keeps_states else nullcontext(kwargs) as arguments:
             if end - start < self.input_ids.shape[1]:
                 arguments = self._of_part(start, end, arguments)
             if self._on_logits is not None and "logits_to_keep" in arguments:
@@ -260,8 +267,7 @@ class PromptReader:
     @contextmanager
     def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        is_wanted = self._keeps_states and self._num_states
-        if not is_wanted or model_kwargs.get("logits_to_keep") != 1:
+        if not self._num_states or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
 

@@ -8,7 +8,6 @@ ordinary KV cache of every text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from time import perf_counter
 
 import torch
@@ -30,7 +29,6 @@ from selfspec.records import (
     StepRecord,
     TimeBudget,
 )
-from selfspec.weights import Packing
 
 _CHUNK = 512  # At most this many tokens are read in one forward.
 _LEAST = 1 / 128
@@ -55,17 +53,14 @@ class DraftModel(Source):
     """A small model, and how to ask it; keeps nothing of any text.
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
-    are named after a token. `packing` packs the model's weights when that pays.
+    are named after a token.
     """
 
     name = DRAFT_MODEL
 
-    def __init__(
-        self, model: PreTrainedModel, *, num_ids: int, top_k: int, packing: Packing | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, num_ids: int, top_k: int) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        self._packing = packing
         self._num_named = min(num_ids, self.config.vocab_size)
         self._top_k = min(top_k, self._num_named)
         self._options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
@@ -76,10 +71,7 @@ class DraftModel(Source):
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The logits (V,) after further tokens (1, N) of a text."""
-        if (packing := self._packing) is not None:
-            packing.before_forward(ids.shape[1])
-        with packing.in_use() if packing else nullcontext():
-            output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
+        output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
     def likely(self, logits: torch.Tensor) -> Likely:

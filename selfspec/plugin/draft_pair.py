@@ -10,7 +10,6 @@ from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
-from selfspec.weights import Packing
 
 # Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
@@ -49,9 +48,7 @@ def new_draft_model(
     if draft not in runner.draft_models:
         _check_pair(draft, target, runner_of(draft))
         runner.draft_models.add(draft)
-    config = runner.config
-    packing = Packing.of(draft) if config.may_pack else None
-    return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
+    return DraftModel(draft, num_ids=num_readable(target), top_k=runner.config.top_k)
 
 
 def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, runner: ModelRunner) -> None:

@@ -118,8 +118,8 @@ def load(
         return attach(_load_eight_bits(source, wanted, sees=sees))
     else:
         model = load_whole(source, dtype=wanted, device=target, sees=sees).requires_grad_(False)
-    kept = STREAMED if is_streamed(model) else None
-    pack_loaded(model, kept, copies=max_memory is None)
+    refusal = STREAMED if is_streamed(model) else None
+    pack_loaded(model, refusal, may_copy=max_memory is None)
     return attach(model)
 
 

@@ -29,8 +29,9 @@ from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.predictions import as_ids, predictions_of
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call, Prompt
 from selfspec.row import Streamer, output_of
+from selfspec.row_rules import length_limit
 from selfspec.session import write
 from selfspec.stats import GenerationStats
 
@@ -49,8 +50,8 @@ class Loop:
     prediction: Any  # Token ids of one text for all prompts, or a list with those of one for each.
     max_nodes: int  # of the trees of this call
     is_default: bool = False  # Did the call not name the assistant?
-    # Gets the prompt before anybody knows how it is decoded. Without it, the texts are written.
-    then: Callable[[Prompt], Any] | None = None
+    # Gets the call before anybody knows how it is decoded. Without it, the texts are written.
+    then: Callable[[Call], Any] | None = None
 
     def __call__(
         self,
@@ -68,8 +69,9 @@ class Loop:
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
         if self.draft_model is not None:
             draft_model = new_draft_model(self.draft_model, model, input_ids.shape[1], spec.runner)
+        length = length_limit(stopping_criteria)
         num_returned = generation_config.num_return_sequences or 1
-        prompt = Prompt(
+        call = Call(
             model=model,
             runner=spec.runner(model),
             input_ids=input_ids,
@@ -83,16 +85,18 @@ class Loop:
             ),
             draft_model=draft_model,
             max_nodes=self.max_nodes,
+            max_length=generation_config.max_length if length is None else length,
             inputs_tensor=inputs_tensor,
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
             synced_gpus=self.synced_gpus,
             is_default=self.is_default,
             stats=GenerationStats(num_calls=1),
         )
-        prompt.stats.spend("prepare", perf_counter() - start)
+        call.stats.spend("prepare", perf_counter() - start)
         if self.then is not None:
-            return self.then(prompt)
-        write(routed(prompt, spec), spec)
+            return self.then(call)
+        prompt = routed(call, spec)
+        write(prompt, spec)
         return _result_of(prompt)
 
 
@@ -131,13 +135,13 @@ def loop_for(
     return loop, ready
 
 
-def routed(prompt: Prompt, spec: SelfSpec) -> Prompt:
+def routed(call: Call, spec: SelfSpec) -> Prompt:
     """The prompt, once it is known how it is decoded; a call that fails meanwhile is counted."""
     start = perf_counter()
     try:
-        route(prompt)
+        prompt = Prompt(**vars(call), route=route(call))
     except BaseException:
-        spec.count(prompt)
+        spec.count(call)
         raise
     prompt.stats.spend("prepare", perf_counter() - start)
     return prompt
@@ -145,9 +149,9 @@ def routed(prompt: Prompt, spec: SelfSpec) -> Prompt:
 
 def _result_of(prompt: Prompt) -> Any:
     """What stock's own loop has returned, or the same of rows that were drafted for."""
-    if prompt.mode == "plain":
-        return prompt.output
-    config, rows = prompt.generation_config, prompt.rows
+    if prompt.route.support.mode == "plain":
+        return prompt.result.output
+    config, rows = prompt.generation_config, prompt.result.rows
     if not config.return_dict_in_generate:
         return output_of(rows)
     recorded: Any = rows[0].chooser
@@ -156,7 +160,7 @@ def _result_of(prompt: Prompt) -> Any:
         sequences=output_of(rows),
         scores=tuple(recorded.scores) if config.output_scores else None,
         logits=tuple(recorded.logits) if config.output_logits else None,
-        **{KV: prompt.kv},
+        **{KV: prompt.result.kv},
     )
     output.stats = prompt.stats
     return output

@@ -16,12 +16,14 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.ability.families import LONGEST, family_number
+from selfspec.ability.look import look_at
+from selfspec.ability.probe import DraftSupport
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call, Route, SeenCall
 from selfspec.row_rules import looks_at_rows, row_stops
 
 
@@ -52,7 +54,7 @@ class Arguments(NamedTuple):
 class Rule(NamedTuple):
     """Applies if `looks_at(call)` is truthy; its value is formatted into `reason`.
 
-    `looks_at` gets `Arguments` or a `Prompt`; both have a `model` and a `setting(name)`.
+    `looks_at` gets `Arguments` before transformers has prepared a call, and then a `SeenCall`.
     """
 
     looks_at: Callable[[Any], Any]
@@ -85,20 +87,18 @@ def refuse_prepared(
         )
 
 
-def route(prompt: Prompt) -> None:
-    """Says how a prompt is decoded. Finding it out may take a trial of the model."""
-    reason = reason_for(Outcome.PLAIN, prompt)
-    if reason is None and prompt.config.strict:
-        reason = prompt.ability.reason  # That chains are verified alone is one.
+def route(call: Call) -> Route:
+    """How a call is decoded. Finding it out may take a trial of the model."""
+    seen = SeenCall(**vars(call), look=look_at(call.model))
+    reason = reason_for(Outcome.PLAIN, seen)
+    if reason is None and call.config.strict:
+        reason = seen.support.reason  # That chains are verified alone is one.
     if reason is not None:
-        prompt.mode = "plain"
-        prompt.reason = prompt.runs_alone = reason
-        return
-    prompt.mode, prompt.reason = prompt.ability.mode, prompt.ability.reason
-    together = reason_for(Outcome.MOVES_TOGETHER, prompt)
-    prompt.runs_alone = together or reason_for(Outcome.MOVES_TOGETHER_IF_SEVERAL, prompt)
-    has_other_rows = len(prompt.input_ids) > 1
-    prompt.moves_together = prompt.runs_alone if has_other_rows else together
+        return Route(seen.look, DraftSupport("plain", reason, None), alone_reason=reason)
+    together = reason_for(Outcome.MOVES_TOGETHER, seen)
+    alone = together or reason_for(Outcome.MOVES_TOGETHER_IF_SEVERAL, seen)
+    has_other_rows = len(call.input_ids) > 1
+    return Route(seen.look, seen.support, alone, alone if has_other_rows else together)
 
 
 def _mode(name: str, what: str, off: Any) -> Rule:
@@ -135,7 +135,7 @@ def _lacks_ids_for_draft_model(call: Arguments) -> bool:
     return call.draft_model is not None and has_embeds and not has_ids
 
 
-def _other_kv(call: Any) -> str | None:
+def _other_kv(call: SeenCall) -> str | None:
     cache = kv_of(call.model_kwargs)
     is_of_two = type(cache) is EncoderDecoderCache
     parts = (cache.self_attention_cache, cache.cross_attention_cache) if is_of_two else (cache,)
@@ -146,29 +146,29 @@ def _other_kv(call: Any) -> str | None:
     return f"{offloaded}{type(cache).__name__}"
 
 
-def _tensors_of_plain_steps(call: Any) -> str | None:
+def _tensors_of_plain_steps(call: SeenCall) -> str | None:
     names = ("output_attentions", "output_hidden_states")
     if not call.setting("return_dict_in_generate"):
         return None
     return next((name for name in names if call.setting(name)), None)
 
 
-def _columns_it_keeps(call: Any) -> int | None:
+def _columns_it_keeps(call: SeenCall) -> int | None:
     kept = family_number(call.model.config, LONGEST)
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
 
 
 def _verifies(mode: str) -> Callable[[Any], str | None]:
-    return lambda call: call.ability.reason if call.ability.mode == mode else None
+    return lambda call: call.support.reason if call.support.mode == mode else None
 
 
-def _records_scores(call: Any) -> bool:
+def _records_scores(call: SeenCall) -> bool:
     records = call.setting("output_scores") or call.setting("output_logits")
     return bool(call.setting("return_dict_in_generate") and records)
 
 
-def _looks_at_columns(call: Any) -> bool:
-    attention = call.ability.attention
+def _looks_at_columns(call: SeenCall) -> bool:
+    attention = call.support.attention
     return attention is None or attention.scale_period > 0
 
 
@@ -241,10 +241,13 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(_other_kv, "a KV cache of type {} can't take a draft back"),
         Rule(_tensors_of_plain_steps, "{}=True asks for the tensors of each plain step"),
         Rule(_verifies("plain")),
-        Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
+        Rule(lambda call: call.support.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
         Rule(
             lambda call: call.runner.needed_reason(
-                call.input_ids, call.generation_config, call.model_kwargs
+                call.look,
+                call.input_ids,
+                call.generation_config,
+                call.model_kwargs,
             )
         ),
     ),

@@ -40,7 +40,7 @@ from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
 from selfspec.papers import method_of, options_of
 from selfspec.plugin.draft_pair import check_draft_model
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
 
@@ -203,11 +203,11 @@ class SelfSpec:
             "selfspec.attach(model) once, then generate(..., assistant=spec)"
         )
 
-    def count(self, prompt: Prompt) -> None:
+    def count(self, call: Call) -> None:
         """Counts a call that broke off."""
         with self._lock:
-            self.stats = prompt.stats
-            self.total_stats = self.total_stats + prompt.stats
+            self.stats = call.stats
+            self.total_stats = self.total_stats + call.stats
 
     def finish(self, prompt: Prompt) -> None:
         """Counts a call that has ended, warns if it was not served as asked, and saves."""

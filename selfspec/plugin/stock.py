@@ -24,7 +24,7 @@ from selfspec.forward.model import num_readable
 from selfspec.learning import top_k_of
 from selfspec.plugin.loop import loop_for
 from selfspec.plugin.spec import SelfSpec
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call
 from selfspec.records import DraftTree, StepRecord
 
 _MAX_NODES = 16  # of a chain, the last committed token among them
@@ -40,7 +40,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     The `SelfSpec`'s draft model drafts too, or the one that the call names with `assistant_model=`.
     """
 
-    def __init__(self, spec: SelfSpec, prompt: Prompt | None = None) -> None:
+    def __init__(self, spec: SelfSpec, prompt: Call | None = None) -> None:
         self._spec = spec
         self._prompt = prompt
         self._drafter: Drafter | None = None  # There is none before the prompt was read.
@@ -53,7 +53,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
         return model.generate(custom_generate=replace(loop, then=self._write), **ready)
 
-    def _write(self, prompt: Prompt) -> Any:
+    def _write(self, prompt: Call) -> Any:
         if not prompt.input_ids.shape[1]:
             raise UnsupportedError(
                 "inputs_embeds must come with their input_ids, since the assisted decoding of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,7 @@ from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
 
 # Prepares a prompt, with a seed and the arguments of `generate()`.
-Prepare = Callable[[PromptInputs, int, dict[str, Any]], Prompt]
+Prepare = Callable[[PromptInputs, int, dict[str, Any], Hashable], Prompt]
 
 
 class Reply:
@@ -171,10 +171,9 @@ def choices_of(
             # A prompt that is only scored has no text that could stop.
             stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
-            prompt = prepare(ids, seed + number, {**arguments, **criteria})
+            prompt = prepare(ids, seed + number, {**arguments, **criteria}, scope)
             reply.expect(prompt)
             choices.append((prompt, reply))
-            prompt.scope = scope
     return choices
 
 
@@ -239,10 +238,10 @@ class Exchange:
         indices = iter(self._indices)
         sizes: list[int] = []  # of what a processor made of images
 
-        def prepare(inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
+        def prepare(inputs: PromptInputs, *others: Any) -> Prompt:
             parts = inputs.values() if isinstance(inputs, Mapping) else ()
             sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
-            return self._model.prompt(next(indices), inputs, seed, arguments)
+            return self._model.prompt(next(indices), inputs, *others)
 
         try:
             self._choices = choices_of(request, request.prompts, encoder, prepare, seed)

@@ -100,9 +100,9 @@ class ModelThread:
         self._clients |= dict.fromkeys(indices, lambda event: soon(queue.put_nowait, event))
         return indices, queue
 
-    def prompt(self, index: int, inputs: PromptInputs, seed: int, arguments: Any) -> Prompt:
+    def prompt(self, index: int, inputs: PromptInputs, *others: Any) -> Prompt:
         """A prompt for `add`; any thread may ask. Refuses what can never be answered."""
-        prompt = self.requests.prompt(index, inputs, seed, arguments)
+        prompt = self.requests.prompt(index, inputs, *others)
         self.session.memory.check(prompt)
         return prompt
 

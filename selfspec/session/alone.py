@@ -8,12 +8,13 @@ from typing import Protocol
 
 import torch
 
+from selfspec.ability.look import Look
 from selfspec.engine import Engine
 from selfspec.forward.backends import Backend
 from selfspec.forward.sizes import Limits
 from selfspec.kept_kv import KeptKV
 from selfspec.plain import write_plainly
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
 
 
@@ -30,7 +31,7 @@ class Assistant(Protocol):
 
     def finish(self, prompt: Prompt) -> None: ...
 
-    def count(self, prompt: Prompt) -> None: ...
+    def count(self, call: Call) -> None: ...
 
 
 @contextmanager
@@ -38,6 +39,7 @@ def lent_engine(
     runner: ModelRunner,
     spec: Assistant,
     prompt: Prompt | None,
+    look: Look,
     *,
     limits: Limits | None = None,
     keeps_kv: bool = False,
@@ -47,15 +49,15 @@ def lent_engine(
     At the end it gives up the keys and values, and others may use the model or change its weights.
     """
     if prompt is None:
-        lent = runner.backend(runner.ability(), limits)
+        lent = runner.backend(look, runner.ability(look), limits)
     else:
-        prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
-        lent = runner.backend(prompt.ability)
+        prompt.stats.disable(prompt.route.support.reason)  # Chains have a reason, trees have none.
+        lent = runner.backend(look, prompt.route.support)
     amount = runner.config.kept_kv
     # Whoever has the engine alone shares with no text that is being written.
     shares = amount != 0 and (keeps_kv or amount is not None or prompt is None)
     with lent as backend:
-        engine = spec.engine(runner, backend, prompt, runner.kept_kv() if shares else None)
+        engine = spec.engine(runner, backend, prompt, runner.kept_kv(look) if shares else None)
         try:
             yield engine
         finally:
@@ -66,10 +68,10 @@ def lent_engine(
 def write(prompt: Prompt, spec: Assistant) -> None:
     """Writes the texts of a prompt that waits for no other; an error is the caller's."""
     try:
-        if prompt.mode == "plain":
+        if prompt.route.support.mode == "plain":
             write_plainly(prompt)
         else:
-            with lent_engine(prompt.runner, spec, prompt) as engine:
+            with lent_engine(prompt.runner, spec, prompt, prompt.route.look) as engine:
                 try:
                     engine.admit(prompt)
                     with prompt.runner.decoding():

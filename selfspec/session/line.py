@@ -71,7 +71,7 @@ class Waiting:
         return len(self._line)
 
     def add(self, prompt: Prompt) -> None:
-        turn = (prompt.runs_alone is not None, 0)
+        turn = (prompt.route.alone_reason is not None, 0)
         if self._short_first:
             turn = (False, self._work_started + prompt.max_columns)
         insort(self._line, (turn, prompt), key=itemgetter(0))  # After those of the same turn.
@@ -109,4 +109,4 @@ class Waiting:
     def sharing(self) -> list[Prompt]:
         """The first prompts that may share forwards, up to the first that has to be alone."""
         shown = (prompt for _, prompt in self._line[:_MOST_SHOWN])
-        return list(takewhile(lambda prompt: prompt.runs_alone is None, shown))
+        return list(takewhile(lambda prompt: prompt.route.alone_reason is None, shown))

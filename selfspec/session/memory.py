@@ -31,7 +31,7 @@ class SharedMemory:
         """Refuses a prompt that can never fit."""
         if self._max_bytes is None:
             return
-        if prompt.runs_alone is not None:
+        if prompt.route.alone_reason is not None:
             cache, column_bytes = kv_of(prompt.model_kwargs), kv_bytes(self._runner.model, 1)
             has_columns = column_bytes and hasattr(cache, "layers")
             if not has_columns or foreign_layer(cache) is not None:
@@ -53,7 +53,7 @@ class SharedMemory:
         if self._max_bytes is None:
             return None
         kv = engine.backend.kv
-        if kv is None or prompt.runs_alone is not None:
+        if kv is None or prompt.route.alone_reason is not None:
             return self._max_bytes - kv_bytes(self._runner.model, prompt.max_columns)
         longest = max(kv.num_columns, prompt.max_columns, *(row.max_columns for row in engine.rows))
         return self._max_bytes - self.limits.bytes_for(longest)

@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch
 
+from selfspec.ability.look import look_at
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, without_frames
 from selfspec.plain import write_plainly
@@ -122,7 +123,6 @@ class Session:
         Its index is that of no other prompt that waits or is written.
         """
         self.memory.check(prompt)
-        prompt.fails_alone = True
         self._waiting.add(prompt)
 
     def cancel(self, index: int) -> None:
@@ -130,12 +130,14 @@ class Session:
         self._waiting.leave(index)
         prompts = self._running if self._reading is None else [*self._running, self._reading]
         for prompt in [prompt for prompt in prompts if prompt.index == index]:
-            if not prompt.rows:
+            if not prompt.result.rows:
                 self._reading = None
                 if self._engine is not None:
                     self._engine.sharing.left(prompt)
                 self._spec.count(prompt)
-            for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
+            for (
+                row
+            ) in prompt.result.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
 
     def work(self) -> list[Prompt]:
@@ -188,16 +190,16 @@ class Session:
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
         prompt = None if self._reading is not None else self._waiting.first
-        if prompt is None or prompt.runs_alone is None:
+        if prompt is None or prompt.route.alone_reason is None:
             if self._reading or self._waiting:  # An error may have ended all but the one read.
                 self._borrow(None)
             return self._engine
         start = perf_counter()
         self._waiting.start(prompt)
         self._reading = prompt
-        self.alone_reasons[prompt.runs_alone] += 1
+        self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)
-        if prompt.mode == "plain":
+        if prompt.route.support.mode == "plain":
             write_plainly(prompt)
             self._reading = None
             self._end(prompt, None)
@@ -209,7 +211,8 @@ class Session:
     def _borrow(self, prompt: Prompt | None) -> None:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
         limits = None if prompt is not None else self.memory.limits
-        lent = lent_engine(self._runner, self._spec, prompt, limits=limits, keeps_kv=self._keeps_kv)
+        runner, spec, look = self._runner, self._spec, look_at(self._runner.model)
+        lent = lent_engine(runner, spec, prompt, look, limits=limits, keeps_kv=self._keeps_kv)
         self._engine, self._is_alone = self._lent.enter_context(lent), prompt is not None
 
     def _close(self) -> None:
@@ -257,12 +260,12 @@ class Session:
     def _let_out(self, engine: Engine) -> None:
         """Ends the prompts whose rows have all stopped, and lets rows out that have."""
         for prompt in engine.leave():
-            self._end(prompt, prompt.rows[0].error)
+            self._end(prompt, prompt.result.rows[0].error)
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
         if self._engine is not None:
             self._engine.record_outcome(prompt)
-        prompt.error = error
+        prompt.result.error = error
         self._ended.append(prompt)
 
     def _break_off(self, error: BaseException) -> None:
@@ -279,15 +282,15 @@ class Session:
                 self._waiting.leave(prompt.index)
                 self._reading, broken = None, [prompt]
         for prompt in broken:
-            is_whole = prompt.rows and all(row.is_done for row in prompt.rows)
-            self._end(prompt, prompt.rows[0].error if is_whole else error)
+            is_whole = prompt.result.rows and all(row.is_done for row in prompt.result.rows)
+            self._end(prompt, prompt.result.rows[0].error if is_whole else error)
         self._close()
 
     def _settle(self) -> None:
         """Counts the prompts that have ended, once others may use the model."""
         while self._ended:
             prompt = self._ended.pop(0)
-            error, prompt.error = prompt.error, None
+            error, prompt.result.error = prompt.result.error, None
             if isinstance(error, Exception | None) and not isinstance(error, ReaderGone):
                 self._complete.append(prompt)
             try:
@@ -295,4 +298,4 @@ class Session:
             except Exception as fault:
                 error = fault if error is None else error
             if isinstance(error, Exception):
-                prompt.error = without_frames(error)
+                prompt.result.error = without_frames(error)

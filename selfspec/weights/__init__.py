@@ -12,16 +12,19 @@ from selfspec.weights.eight_bits import (
     weight_bytes,
 )
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
-from selfspec.weights.packing import Packing, pack_loaded
+from selfspec.weights.packing import linears_of, may_be_packed, pack, pack_loaded, unpack
 
 __all__ = [
     "PackedWeight",
-    "Packing",
     "gives_rows",
     "is_in_eight_bits",
     "is_packed_in_place",
+    "linears_of",
+    "may_be_packed",
     "missing_for_eight_bits",
+    "pack",
     "pack_loaded",
     "to_eight_bits",
+    "unpack",
     "weight_bytes",
 ]

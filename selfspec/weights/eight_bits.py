@@ -24,9 +24,9 @@ from selfspec.compat.generation import attention_implementation, keeps_a_state
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
-from selfspec.weights.copies import linears_of
 from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.packing import linears_of
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 
 _KEPT = (

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Protocol
 
 import torch
-from torch.nn.functional import linear
 
 from selfspec.compat.kernels import (
     float16_packed,
@@ -27,10 +26,6 @@ from selfspec.compat.kernels import (
 _HALVES = (torch.bfloat16, torch.float16)
 _TRIED = 8  # Each format is tried on a matrix with this many rows and columns.
 _PART = 1 << 24  # One thread packs at most this many weights at a time in float16.
-# For inputs of 32 tokens and more, `own_linear` widens slow half precision. A block of a million
-# weights in float32 stays in the CPU's cache.
-_WIDE = 32
-_BLOCK = 1 << 20
 
 
 class PackedMatrix(Protocol):
@@ -56,32 +51,6 @@ def packers_for(dtype: torch.dtype) -> tuple[Packer, ...]:
     """What packs weights of a dtype, rightly, with this build of torch on this CPU."""
     packers = (reorder, pack_float16) if dtype in _HALVES else (reorder,)
     return tuple(packer for packer in packers if _is_right(packer, dtype))
-
-
-def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`linear(x, weight, bias)`, computed from the weight itself.
-
-    A CPU that can't calculate in half precision multiplies token by token. It reads a prompt three
-    times as fast from blocks of the weight that are made float32 first.
-
-    The last token of a prompt lies in memory with gaps, and torch makes a product of batches of it.
-    In bfloat16 that copied the whole weight of a head of 100 million weights: 0.65 s, not 0.01.
-    """
-    if x.dim() > 2 and not torch.is_autocast_enabled("cpu"):
-        return own_linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
-    is_slow = x.dtype is weight.dtype and _is_slow(weight.dtype) and x.device.type == "cpu"
-    if not is_slow or x.numel() < _WIDE * x.shape[-1] or torch.is_autocast_enabled("cpu"):
-        return linear(x, weight, bias)
-    wide, num_rows = x.float(), max(_BLOCK // weight.shape[1], 1)
-    outcome = torch.cat([linear(wide, part.float()) for part in torch.split(weight, num_rows)], -1)
-    if bias is not None:
-        outcome.add_(bias)
-    return outcome.to(x.dtype)
-
-
-def _is_slow(dtype: torch.dtype) -> bool:
-    """Is this half precision that FBGEMM can pack and the CPU can't calculate in?"""
-    return packers_for(dtype) == (pack_float16,)
 
 
 class _Reordered:

@@ -99,22 +99,20 @@ class PackedWeight(HeldWeight):
         dtype: torch.dtype | None = None,
     ) -> PackedWeight:
         """What takes the place of a weight, in its dtype or another one."""
-        blank = torch.full((), math.nan, dtype=dtype or weight.dtype, device=weight.device)
-        made = cls(blank.expand(weight.shape), requires_grad=False)
-        made.packed, made.kept = packed, kept
-        made.like = (dtype or weight.dtype, weight.shape[1])
-        return made
+        made = nn.Parameter(_blank(weight, dtype), requires_grad=False)
+        hold(made, packed, kept)
+        return made  # type: ignore[return-value]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.kept is not None and self.packed is not None:
             return PackedWeight.of(self, self.packed, self.kept)
-        _give_back(self)
+        give_back(self)
         return _PARAMETER.__deepcopy__(self, memo)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         if self.kept is not None:
             return _unpickled, (_PARAMETER(self.values(), requires_grad=False),)
-        _give_back(self)
+        give_back(self)
         return _PARAMETER.__reduce_ex__(self, protocol)
 
     def values(self) -> torch.Tensor:
@@ -129,6 +127,30 @@ class PackedWeight(HeldWeight):
             _say_that_it_is_a_copy()
         with torch.inference_mode(False), torch.no_grad():
             return self.packed.unpacked().to(self.dtype)
+
+
+def hold(
+    weight: nn.Parameter,
+    packed: PackedMatrix,
+    kept: str | None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Lets a parameter hold its values in a packed format alone, in its dtype or another one.
+
+    It stays the same object. So modules that share it share the packed matrix, and an optimizer
+    that has it goes on with it once it was given back.
+    """
+    made: Any = weight
+    made.packed, made.kept = packed, kept
+    made.like = (dtype or weight.dtype, weight.shape[1])
+    blank = _blank(weight, dtype)
+    made.__class__ = PackedWeight  # Layers compute from the matrix before the values are gone.
+    set_data(weight, blank)
+
+
+def _blank(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    blank = torch.full((), math.nan, dtype=dtype or weight.dtype, device=weight.device)
+    return blank.expand(weight.shape)
 
 
 def gives_rows(weight: torch.Tensor) -> bool:
@@ -150,17 +172,19 @@ def _unpickled(weight: nn.Parameter) -> nn.Parameter:
     return weight
 
 
-def _give_back(weight: PackedWeight) -> None:
+def give_back(weight: PackedWeight, *, is_wanted: bool = False) -> None:
     """Makes an ordinary parameter of a weight that is not kept, unless another thread did.
 
-    Other threads may compute from it, so it gets its values before it stops being packed.
+    Other threads may compute from it, so it gets its values before it stops being packed. If nobody
+    has said that this is wanted, the log says that it was done.
     """
     with _giving_back:
         if weight.kept is None and weight.packed is not None:
             set_data(weight, weight.values())
             weight.packed = None
             weight.__class__ = _PARAMETER
-            _say_that_it_was_given_back()
+            if not is_wanted:
+                _say_that_it_was_given_back()
 
 
 def _linear(func: _Function, args: _Args, options: _Options) -> Any:
@@ -172,7 +196,7 @@ def _linear(func: _Function, args: _Args, options: _Options) -> Any:
         return _with_values(func, args, options)
     x, weight, packed = args[0], args[1], args[1].packed
     bias = args[2] if len(args) > 2 else options.get("bias")
-    if packed is None or not _is_plain_product(x, bias, weight.like):
+    if packed is None or not _is_plain_product(x, bias, weight):
         return _with_values(func, args, options)
     if not x.numel():
         return x.new_empty(*x.shape[:-1], len(weight))
@@ -182,19 +206,21 @@ def _linear(func: _Function, args: _Args, options: _Options) -> Any:
 def _embedding(func: _Function, args: _Args, options: _Options) -> Any:
     """`embedding(ids, weight)` from a matrix that gives single rows."""
     rows = getattr(getattr(args[1], "packed", None), "rows", None) if len(args) > 1 else None
-    if rows is None or options.get("max_norm") is not None:
+    is_trained = torch.is_grad_enabled() and rows is not None and args[1].requires_grad
+    if rows is None or is_trained or options.get("max_norm") is not None:
         return _with_values(func, args, options)
     return rows(args[0]).to(args[1].dtype)
 
 
-def _is_plain_product(
-    x: torch.Tensor, bias: torch.Tensor | None, like: tuple[torch.dtype, int]
-) -> bool:
+def _is_plain_product(x: torch.Tensor, bias: torch.Tensor | None, weight: PackedWeight) -> bool:
     """Does a product want no gradients, no trace, and no other dtype than the weight's?"""
-    has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
-    if (has_gradient and torch.is_grad_enabled()) or is_traced():
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)
+    ):
         return False
-    return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
+    if is_traced() or torch.is_autocast_enabled("cpu"):
+        return False
+    return bool(x.dim()) and (x.dtype, x.shape[-1]) == weight.like
 
 
 def _as_torch_does(func: _Function, args: _Args, options: _Options) -> Any:
@@ -240,7 +266,7 @@ def _with_values(func: _Function, args: _Args, options: _Options) -> Any:
     """The function's result from values. Weights that are not kept become ordinary parameters."""
     for weight in _held_in(args, options):
         if weight.kept is None:
-            _give_back(weight)
+            give_back(weight)
     if next(_held_in(args, options), None) is None:
         return _as_torch_does(func, args, options)
     for weight in _written(func, args, options):

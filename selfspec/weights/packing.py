@@ -1,240 +1,159 @@
-"""Who packs the weights of a model, and when: once that pays, as timing a few products shows.
+"""Packs the weights of a model in place, if timing a few products shows that this pays.
 
-A model of ours is packed when it is loaded, any other once the forwards so far would have saved as
-much time as packing takes.
+A packed weight is given back to whoever reads, trains, moves, saves or merges it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Container, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from time import perf_counter
-from weakref import WeakKeyDictionary, ref
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from selfspec.machine.busy import LEAST_SHARE, processor_share
-from selfspec.machine.memory import free_memory, return_freed_memory
-from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of, num_owners
-from selfspec.weights.formats import PackedMatrix, Packer, packers_for
-from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
-from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
+from selfspec.compat.modules import encoder_of, is_compiled
+from selfspec.machine.memory import return_freed_memory
+from selfspec.weights.formats import PackedMatrix, packers_for
+from selfspec.weights.held_weight import HeldWeight, PackedWeight, give_back, hold
+from selfspec.weights.product_times import product_times
 
 _log = logging.getLogger("selfspec")
 
-_DUE = 640  # Timing takes as long as 64 forwards over the weights that are timed.
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
-_SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _SHOWN = 2.0  # After this many seconds, a progress bar is shown.
 _AT_ONCE = 1 << 25  # About this many weights are packed between two updates of the bar.
 
-_lock = threading.Lock()
-_shared: WeakKeyDictionary[nn.Module, ref[Packing]] = WeakKeyDictionary()
-# Of models that we have loaded. Their copies live as long as the model.
-_loaded: WeakKeyDictionary[nn.Module, Packing] = WeakKeyDictionary()
+_packing = threading.Lock()
+_tried: WeakSet[nn.Module] = WeakSet()  # Models that somebody has asked to be packed.
 
 
-def pack_loaded(model: PreTrainedModel, kept: str | None, *, copies: bool) -> None:
-    """Packs the weights of a model that was just loaded, if that pays.
+class _WithRows:
+    """A packed matrix, and the weight itself, of which an embedding reads rows."""
 
-    They are packed in place where no other module has the weight, else beside it, if there may be
-    `copies`. With `kept`, a message, they are never given back. The output head is left out then,
-    since code that reads its rows could not make it an ordinary weight again.
-    """
-    _loaded[model] = packing = Packing.of(model)
-    packing.may_copy = copies
-    head = None if kept is None else model.get_output_embeddings()
-    owners = num_owners(model)
-    layers = [m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1]
-    packing.pack_in_place(layers, kept)
-    packing.renew(model)
-    if copies and packing.is_packed:
-        _leave_mapped_file(model)
-    packing.pack()
+    def __init__(self, matrix: PackedMatrix, weight: torch.Tensor) -> None:
+        is_part_of_file = weight.untyped_storage().nbytes() > weight.nbytes
+        self._weight = weight.clone() if is_part_of_file else weight
+        self._matrix = matrix
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self._matrix(x, bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._weight[ids]
+
+    def unpacked(self) -> torch.Tensor:
+        return self._weight
+
+
+def pack_loaded(model: PreTrainedModel, refusal: str | None, *, may_copy: bool) -> None:
+    """Packs the weights of a model that was just loaded, and that nobody else has yet."""
+    if pack(model, refusal, may_copy=may_copy) is None and may_copy:
+        # While one weight is a view of a file, all of it may be held.
+        for weight in model.parameters():
+            if type(weight) is nn.Parameter and weight.device.type == "cpu":
+                weight.data = weight.data.clone()
     return_freed_memory()
 
 
-def _leave_mapped_file(model: PreTrainedModel) -> None:
-    """Copies what is not packed: while one weight is a view of a file, all of it may be held."""
-    for weight in model.parameters():
-        if type(weight) is nn.Parameter and weight.device.type == "cpu":
-            weight.data = weight.data.clone()
+@torch.no_grad()
+def pack(model: nn.Module, refusal: str | None = None, *, may_copy: bool = True) -> str | None:
+    """Packs the linear layers of a model in place; returns why none of them is, or None.
 
-
-class Packing:
-    """The packed weights of one model, which all users of the model share, in any thread.
-
-    Copies are freed with the last of the users. Weights that were packed in place stay so.
+    With a `refusal`, a message, they are never given back. The output head is left out then, since
+    code that reads its rows could not make it an ordinary weight again. A weight that an embedding
+    shares is packed too if it `may_copy` it, since the embedding reads rows of the weight itself.
     """
-
-    def __init__(self) -> None:
-        self.may_copy = True  # May there be packed copies beside weights?
-        self.is_packed = False  # Is any layer packed? Other threads read it.
-        self.packing_is_over = False  # Is there nothing left to do in the calls at hand?
-        self._lock = threading.Lock()
-        self._stand_ins = StandIns()
-        self._copies: dict[nn.Linear, PackedCopy] = {}
-        self._is_in_place = False  # Is any layer packed in place?
-        self._layers: list[nn.Linear] = []  # The linear layers that are not packed in place.
-        self._packable: list[nn.Linear] = []  # Those of them that torch can pack, of one dtype.
-        self._known_times: dict[torch.dtype, ProductTimes] = {}
-        self._num_forwards = 0.0  # One over many tokens counts as several.
-        self._next_look = 0.0  # in forwards over the weights that are timed
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Packing:
-        """The model's packing, with the model's layers as they are now.
-
-        Drops the copies of weights that have changed. They are packed again once that pays. Weights
-        can change between two calls without a trace in torch, for example when adapters are merged.
-        So packed weights are summed up, which takes a part of a plain step's time.
-        """
-        with _lock:
-            known = _shared.get(model)
-            packing = known() if known is not None else None
-            if packing is None:
-                packing = cls()
-                _shared[model] = ref(packing)
-        packing.renew(model)
-        return packing
-
-    @torch.no_grad()
-    def renew(self, model: nn.Module) -> None:
-        with self._lock:
-            layers = linears_of(model)
-            self._layers = [module for module in layers if not is_packed_in_place(module)]
-            self._is_in_place = len(self._layers) < len(layers)
-            self._packable = _packable(self._layers)
-            self._drop_changed()
-            self._note_packed()
-            can_copy = self.may_copy and bool(self._packable)
-            self.packing_is_over = not can_copy or (self._times is not None and not self._missing)
-
-    @torch.no_grad()
-    def pack_in_place(self, layers: Container[nn.Linear], kept: str | None) -> None:
-        """Packs those of some layers that get faster, if their weights come back bit by bit."""
-        with self._lock:
-            self._time()
-            times = self._times
-            if times is None or not times.suits_in_place:
-                return
-            for part in _in_parts([module for module in self._packable if module in layers]):
-                for module, matrix in zip(part, _matrices(times.packer, part), strict=True):
-                    if matrix is not None and torch.equal(matrix.unpacked(), module.weight):
-                        module.weight = PackedWeight.of(module.weight, matrix, kept)
-
-    @property
-    def num_bytes(self) -> int:
-        """How many bytes the copies take, the weights not counted."""
-        return sum(m.weight.nbytes for m, copy in list(self._copies.items()) if copy.matrix)
-
-    def in_use(self) -> AbstractContextManager[None]:
-        """Inside, in this thread alone, layers compute from their copies once they have them."""
-        return self._stand_ins.put(self._layers, self._copies)
-
-    def before_forward(self, num_tokens: int) -> None:
-        """Counts a forward over this many tokens of all rows; packs before it if that pays."""
-        if self.packing_is_over:
-            return
-        with self._lock:
-            self._num_forwards += max(num_tokens / WIDE, 1.0)
-            work = self._num_forwards * max(_num_weights(self._packable) / SAMPLE, 1.0)
-            if self._times is None and work >= max(_DUE, self._next_look):
-                self._next_look = work + _DUE
-                self._time()
-            if self._pays():
-                self._pack(whatever_memory=False)
-
-    def pack(self, *, whatever_memory: bool = False) -> str | None:
-        """Packs all layers now, if they get faster; returns why none is packed, or None."""
-        with self._lock:
-            self._time()
-            reason = self._pack(whatever_memory=whatever_memory)
-            if self.is_packed:
-                return None
-            return reason or "no layer can be packed, or none is at least 10 % faster packed"
-
-    @property
-    def _times(self) -> ProductTimes | None:
-        """What products with the layers that torch can pack take; None if that is not known."""
-        return self._known_times.get(self._packable[0].weight.dtype) if self._packable else None
-
-    @property
-    def _missing(self) -> list[nn.Linear]:
-        """The layers that would be faster packed and are not."""
-        times = self._times
-        if not self.may_copy or times is None or not times.is_faster:
-            return []
-        return [module for module in self._packable if module not in self._copies]
-
-    def _pays(self) -> bool:
-        """Would it have paid for the forwards so far to pack the layers?"""
-        times = self._times
-        return times is not None and self._num_forwards * times.saved >= times.packing
-
-    def _note_packed(self) -> None:
-        self.is_packed = self.num_bytes > 0 or self._is_in_place
-
-    @torch.no_grad()
-    def _time(self) -> None:
-        """Times the layers, if that was not done yet.
-
-        Times by which nothing is faster packed are forgotten if the processor is busy after them.
-        """
-        if self._times is not None or not self._packable:
-            return
-        weights = [module.weight for module in self._packable]
-        dtype, start = weights[0].dtype, perf_counter()
-        times = product_times(weights)
-        _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, times)
-        if times.is_faster or processor_share() >= LEAST_SHARE:
-            self._known_times[dtype] = times
-
-    @torch.no_grad()
-    def _pack(self, *, whatever_memory: bool) -> str | None:
-        """Packs what is missing, some layers at a time, so that what is interrupted stays right.
-
-        Returns a reason if copies would take too much memory.
-        """
-        times, missing = self._times, self._missing
-        if times is None:
+    _tried.add(model)
+    with _packing, torch.inference_mode(False):
+        layers = linears_of(model)
+        weights = _packable(model, layers, may_copy=may_copy)
+        if refusal is not None:
+            head = getattr(model, "get_output_embeddings", lambda: None)()
+            weights = [weight for weight in weights if weight is not getattr(head, "weight", None)]
+        if any(type(layer.weight) is PackedWeight for layer in layers) and not weights:
             return None
-        self.packing_is_over, num_bytes = True, _num_bytes(missing)
-        if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
-            return f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
-        for part in _in_parts(missing):
-            origins = [Origin.of(m.weight) for m in part]  # What is written now is seen later.
-            for module, origin, matrix in zip(
-                part, origins, _matrices(times.packer, part), strict=True
-            ):
-                self._copies[module] = PackedCopy(origin, matrix, times.least_tokens)
-        self._note_packed()
-        return None
-
-    def _drop_changed(self) -> None:
-        """Drops copies that are not of a layer's weight as it is, and counts forwards from here.
-
-        So weights that change with each call, as in training, are packed again only if that pays.
-        """
-        packable = set(self._packable)
-        for module, copy in list(self._copies.items()):
-            if module not in packable or copy.origin != Origin.of(module.weight):
-                del self._copies[module]
-                self._num_forwards = self._next_look = 0.0
+        if not weights:
+            return _why_none(model, layers)
+        # What looks slow beside another program gets a second chance.
+        times = next((t for _ in range(2) if (t := product_times(weights)).pays), None)
+        if times is None:
+            return "timing a few of its layers shows that packing does not pay on this machine"
+        of_embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        num_packed = 0
+        for part in _in_parts(weights):
+            values = [weight.detach() for weight in part]
+            for weight, own, matrix in zip(part, values, times.packer(values), strict=True):
+                if matrix is not None and torch.equal(matrix.unpacked(), own):
+                    has_rows = id(weight) in of_embeddings
+                    hold(weight, _WithRows(matrix, own) if has_rows else matrix, refusal)
+                    num_packed += 1
+    return None if num_packed else "its weights don't come back bit by bit from a packed format"
 
 
-def _packable(modules: Sequence[nn.Linear]) -> list[nn.Linear]:
-    """The layers that torch can pack, of the dtype that most of them have."""
-    possible = [module for module in modules if _can_be_packed(module)]
-    dtypes = Counter(module.weight.dtype for module in possible)
+def unpack(model: nn.Module) -> None:
+    """Gives back all weights of a model that are packed and not kept so."""
+    for weight in model.parameters():
+        if type(weight) is PackedWeight:
+            give_back(weight, is_wanted=True)
+
+
+def may_be_packed(model: nn.Module, layers: Sequence[nn.Linear]) -> bool:
+    """Could packing some of its layers make a model faster, which nobody has tried yet?"""
+    return model not in _tried and any(map(_can_be_packed, layers))
+
+
+def linears_of(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> list[nn.Linear]:
+    """The plain linear layers among all modules of a model; none if the model is compiled.
+
+    Leaves out quantised layers, layers whose `forward` other code has replaced, and those of an
+    encoder, which no step runs.
+    """
+    encoder = encoder_of(model)
+    linears, unused = [], set() if encoder is None else set(encoder.modules())
+    for module in model.modules() if modules is None else modules:
+        if is_compiled(module):
+            return []
+        if type(module) is nn.Linear and "forward" not in vars(module) and module not in unused:
+            linears.append(module)
+    return linears
+
+
+def num_owners(model: nn.Module) -> Counter[int]:
+    """How many modules have a weight, by its id."""
+    return Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+
+
+def _packable(
+    model: nn.Module, layers: Sequence[nn.Linear], *, may_copy: bool
+) -> list[nn.Parameter]:
+    """The weights that torch can pack, of the dtype that most of them have.
+
+    Leaves out a weight of modules that are neither linear layers nor embeddings, and one that lies
+    in the memory of another, through which it could be written unseen.
+    """
+    of_layers: dict[int, Any] = {id(x.weight): x.weight for x in layers if _can_be_packed(x)}
+    users: dict[int, list[nn.Module]] = defaultdict(list)
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            users[id(weight)].append(module)
+    known, overlapping = {*layers}, _overlapping(model)
+    possible = [
+        weight
+        for key, weight in of_layers.items()
+        if key not in overlapping
+        and all(u in known or (may_copy and isinstance(u, nn.Embedding)) for u in users[key])
+    ]
+    dtypes = Counter(weight.dtype for weight in possible)
     dtype = max(dtypes, key=lambda dtype: dtypes[dtype], default=None)
-    return [module for module in possible if module.weight.dtype is dtype]
+    return [weight for weight in possible if weight.dtype is dtype]
 
 
 def _can_be_packed(module: nn.Linear) -> bool:
@@ -248,34 +167,62 @@ def _can_be_packed(module: nn.Linear) -> bool:
     )
 
 
-def _matrices(packer: Packer, modules: Sequence[nn.Linear]) -> list[PackedMatrix | None]:
-    with torch.inference_mode(False):
-        return packer([module.weight for module in modules])
+def _overlapping(model: nn.Module) -> set[int]:
+    """The ids of weights and buffers that share memory with others, as views of one tensor do."""
+    tensors = filter(_has_address, chain(model.parameters(), model.buffers()))
+    spans = sorted((*_span_of(tensor), id(tensor)) for tensor in tensors)
+    shared: set[int] = set()
+    longest, last = 0, 0
+    for start, end, key in spans:
+        if start < longest:
+            shared |= {key, last}
+        if end > longest:
+            longest, last = end, key
+    return shared
 
 
-def _num_weights(modules: Sequence[nn.Linear]) -> int:
-    return sum(module.weight.numel() for module in modules)
+def _has_address(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_plain and tensor.device.type == "cpu" and tensor.numel() > 0
 
 
-def _num_bytes(modules: Sequence[nn.Linear]) -> int:
-    return sum(module.weight.nbytes for module in modules)
+def _span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    num_spanned = 1 + sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr(), tensor.data_ptr() + num_spanned * tensor.element_size()
 
 
-def _in_parts(modules: Sequence[nn.Linear]) -> Iterator[list[nn.Linear]]:
-    """The layers in parts of about as many weights as are packed at once.
+def _why_none(model: nn.Module, layers: Sequence[nn.Linear]) -> str:
+    """Why none of a model's layers can be packed."""
+    if any(map(is_compiled, model.modules())):
+        return "it is compiled, and compiled code reads the weights themselves"
+    weights = (layer.weight for layer in layers if isinstance(layer.weight, nn.Parameter))
+    large = [weight for weight in weights if weight.numel() >= _LEAST_WEIGHTS]
+    if not large:
+        return "no large layer is torch's own nn.Linear, as in quantised or offloaded models"
+    if any(isinstance(weight, HeldWeight) for weight in large):
+        return "its weights are held in another way already"
+    if device := next((w.device for w in large if w.device.type != "cpu"), None):
+        return f"packed weights are for a CPU (got device {str(device)!r})"
+    if dtype := next((w.dtype for w in large if not packers_for(w.dtype)), None):
+        return f"torch has no packed products of {dtype} for this processor"
+    return "its weights are not contiguous, or other modules or tensors share their memory"
+
+
+def _in_parts(weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The weights in parts of about as many as are packed at once.
 
     A bar shows how many were packed, if that takes long.
     """
-    if not modules:
-        return
-    start, num_bytes = perf_counter(), _num_bytes(modules)
+    start, num_bytes = perf_counter(), sum(weight.nbytes for weight in weights)
     options = {"unit": "B", "unit_scale": True, "delay": _SHOWN}
     with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
-        part: list[nn.Linear] = []
-        for module in modules:
-            part.append(module)
-            if _num_weights(part) >= _AT_ONCE or module is modules[-1]:
+        part: list[nn.Parameter] = []
+        for weight in weights:
+            part.append(weight)
+            if sum(w.numel() for w in part) >= _AT_ONCE or weight is weights[-1]:
+                num_of_part = sum(w.nbytes for w in part)
                 yield part
-                bar.update(_num_bytes(part))
+                bar.update(num_of_part)
                 part = []
     _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)

@@ -12,8 +12,9 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import linear
 
-from selfspec.weights.formats import Packer, own_linear, packers_for
+from selfspec.weights.formats import Packer, packers_for
 
 _PLAIN, WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
 # This many weights are timed. They leave the CPU's cache before they are used again.
@@ -22,9 +23,9 @@ _PART = SAMPLE // 8  # At most this many of one layer, so that several shapes ar
 _ROUNDS = 3
 # Packing pays if it cuts the time of products by at least 10 %.
 _PAYS = 0.9
-# In place it pays only if a single token takes at most 25 % longer, since stock computes from
-# packed weights, too. In bfloat16 under AVX2 it took 24 % longer, and eight tokens a fifth.
-_IN_PLACE = 1.25
+# A single token may take at most 25 % longer, since plain calls compute from packed weights, too.
+# In bfloat16 under AVX2 it took 24 % longer, and eight tokens a fifth.
+_MOST_OF_PLAIN = 1.25
 
 
 class ProductTimes(NamedTuple):
@@ -33,35 +34,17 @@ class ProductTimes(NamedTuple):
     packer: Packer
     plain: Sequence[float]  # as torch computes them
     packed: Sequence[float]
-    packing: float = 0.0  # to pack
 
     @property
     def share(self) -> float:
-        """Of the time, what is left where layers are packed if that is faster."""
+        """Of the time, what is left with packed layers where these are faster."""
         shares = [min(self.packed[index] / self.plain[index], 1.0) for index in (0, 1)]
         return sum(shares) / 2
 
     @property
-    def is_faster(self) -> bool:
-        """Does packing cut the time enough?"""
-        return self.share <= _PAYS
-
-    @property
-    def least_tokens(self) -> int:
-        """From how many tokens on a copy is faster than its weight."""
-        return 1 if self.packed[0] <= self.plain[0] else 2
-
-    @property
-    def suits_in_place(self) -> bool:
-        """Is a single token fast enough without the weight itself?"""
-        return self.is_faster and self.packed[0] <= _IN_PLACE * self.plain[0]
-
-    @property
-    def saved(self) -> float:
-        """What a forward saves: the mean of one with a token and one with eight."""
-        of_one = max(self.plain[0] - self.packed[0], 0.0)
-        of_eight = max(self.plain[1] - self.packed[1], 0.0)
-        return (of_one + of_eight) / 2
+    def pays(self) -> bool:
+        """Does packing cut the time enough, and is a single token fast enough, too?"""
+        return self.share <= _PAYS and self.packed[0] <= _MOST_OF_PLAIN * self.plain[0]
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
@@ -77,11 +60,9 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
 def _times_of(packer: Packer, sample: Sequence[torch.Tensor]) -> ProductTimes:
     """Products as they are and packed, in turns."""
     number = sum(weight.numel() for weight in sample)
-    start = perf_counter()
     matrices = packer(sample)
-    packing = (perf_counter() - start) / number
     plain, packed = [math.inf, math.inf], [math.inf, math.inf]
-    as_they_are = [partial(own_linear, weight=weight) for weight in sample]
+    as_they_are = [partial(linear, weight=weight) for weight in sample]
     generator = torch.Generator("cpu").manual_seed(0)
     for index, num_tokens in enumerate((_PLAIN, WIDE)):
         inputs = [_input(weight, num_tokens, generator) for weight in sample]
@@ -89,7 +70,7 @@ def _times_of(packer: Packer, sample: Sequence[torch.Tensor]) -> ProductTimes:
             plain[index] = min(plain[index], _seconds(as_they_are, inputs) / number)
             if None not in matrices:  # As where a weight is not finite.
                 packed[index] = min(packed[index], _seconds(matrices, inputs) / number)
-    return ProductTimes(packer, plain, packed, packing)
+    return ProductTimes(packer, plain, packed)
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

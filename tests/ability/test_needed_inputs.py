@@ -11,6 +11,7 @@ from transformers import AutoConfig, DynamicCache, LlamaForCausalLM
 from selfspec import SpecConfig
 from selfspec import runner as run_module
 from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.look import look_at
 from selfspec.compat.generation import KV
 from selfspec.runner import ModelRunner
 from tests.fakes import prompt, tiny_model
@@ -57,5 +58,5 @@ def test_a_verdict_is_kept_for_the_names_and_values(monkeypatch: Any) -> None:
     runner = ModelRunner(model, SpecConfig())
     ones = {**zeros, "token_type_ids": zeros["token_type_ids"] + 1}
     for arguments in (zeros, zeros, ones, ones, zeros):
-        runner.needed_reason(ids, how, arguments)
+        runner.needed_reason(look_at(model), ids, how, arguments)
     assert len(tried) == 2

@@ -17,8 +17,8 @@ from transformers import (
 
 import selfspec
 from selfspec.ability import probe as probe_module
+from selfspec.ability.look import look_at
 from selfspec.ability.probe import attention_types, probe
-from selfspec.ability.state import state_of
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.branching import state_functions
@@ -99,7 +99,7 @@ def test_compiled_layers_with_states_are_decoded_plainly() -> None:
     ability = probe(model)
     assert ability.mode == "plain"
     assert "torch.compile runs layers that keep running states" in ability.reason
-    assert not state_of(model).foreign
+    assert not look_at(model).foreign
 
 
 @pytest.mark.parametrize("path", ["lm_head", "model.embed_tokens", "model.layers.0.feed_forward"])
@@ -120,11 +120,11 @@ def test_a_wrapped_part_that_keeps_states_is_named() -> None:
 def test_what_is_compiled_after_a_first_call_changes_the_verdict(name: str) -> None:
     """All but the whole model, which runs as it is."""
     model = new_model(name)
-    before = state_of(model)
+    before = look_at(model).verdict_key
     model.compile(backend="eager")
-    assert state_of(model) == before
+    assert look_at(model).verdict_key == before
     model.model.layers[0].compile(backend="eager")
-    assert state_of(model) != before
+    assert look_at(model).verdict_key != before
 
 
 def test_layers_run_by_other_kernels_are_decoded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

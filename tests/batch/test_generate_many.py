@@ -17,6 +17,7 @@ from selfspec import (
     SelfSpec,
     UnsupportedError,
     VocabularyError,
+    attach,
     generate_many,
 )
 from selfspec.cost import Budget
@@ -122,11 +123,11 @@ def test_each_answer_says_why_drafts_were_paused() -> None:
 
 
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
-def test_weights_are_packed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once that pays, while rows are there that began without."""
-    fake_trials(monkeypatch, saves=0.5, packing=2)
+def test_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trials(monkeypatch)
+    model = attach(new_model(), pack=True)
     spec = SelfSpec(extra_sources=[WildSource()], forward="auto")
-    assert_as_alone(tiny_model(), prompts(), spec, do_sample=True, max_new_tokens=6)
+    assert_as_alone(model, prompts(), spec, do_sample=True, max_new_tokens=6)
     assert spec.stats.forward == "packed"
 
 

@@ -219,7 +219,7 @@ class Line(NamedTuple):
 
     index: int
     max_columns: int
-    runs_alone: str | None = None
+    route: Any = SimpleNamespace(alone_reason=None)
 
 
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())

@@ -283,10 +283,9 @@ def test_who_shares(knobs: dict[str, Any], kept: list[int]) -> None:
 def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> None:
     spec = wild(learning="request")
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, **KEEPS)
-    prompts = [session.call(index, list(IDS), index, {"max_new_tokens": 3}) for index in range(4)]
-    for index, prompt in enumerate(prompts):
-        prompt.scope = index // 2
-        session.add(prompt)
+    for index in range(4):
+        arguments, scope = {"max_new_tokens": 3}, index // 2
+        session.add(session.requests.prompt(index, list(IDS), index, arguments, scope))
     answers = session.answers()
     assert kept_of([answers[index] for index in range(4)]) == [0, 40, 0, 40]
 

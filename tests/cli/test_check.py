@@ -125,9 +125,9 @@ def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
     monkeypatch.setattr(comparison, "timed", noted)
     asked = [(Question("a", "a"), [5]), (Question("b", "b"), [6])]
     found = measure(writer, asked, SelfSpec, num_new=9, seconds=0)
-    assert [prompt for prompt, _ in calls] == [5, 5, 6, 6] * 2
+    assert [prompt for prompt, _ in calls] == [5, 6] * 4
     drafts = [spec is not None for _, spec in calls]
-    assert drafts == [False, True, True, False, True, False, False, True]
+    assert drafts == [False, False, True, True, True, True, False, False]
     first, same, *later = (spec for _, spec in calls if spec is not None)
     assert first is same
     assert first not in later
@@ -170,15 +170,18 @@ def test_the_table_and_the_verdict_are_of_the_same_times():
 
 def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     asked = replace(writer.options, model="me/model", cache="my/cache")
-    streamed, attached = python_lines(replace(asked, max_memory="25%"), "float32")
+    found = Comparison("float32")
+    streamed, attached = python_lines(replace(asked, max_memory="25%"), found)
     assert streamed == 'model = selfspec.load("me/model", max_memory="25%")'
     assert 'SelfSpec.from_pretrained("my/cache", tokenizer=tokenizer)' in attached
-    plain, attached = python_lines(replace(asked, cache=None), "float32")
+    plain, attached = python_lines(replace(asked, cache=None), found)
     assert plain == 'model = AutoModelForCausalLM.from_pretrained("me/model", dtype="float32")'
     assert attached == "selfspec.attach(model, selfspec.SelfSpec())"
-    seeing, _ = python_lines(replace(asked, cache=None), "float32", sees=True)
+    _, packed = python_lines(replace(asked, cache=None), replace(found, packs=True))
+    assert packed == "selfspec.attach(model, selfspec.SelfSpec(), pack=True)"
+    seeing, _ = python_lines(replace(asked, cache=None), found, sees=True)
     assert "AutoModelForImageTextToText" in seeing
-    eight_bits, _ = python_lines(replace(asked, weights="int8"), "float32", sees=True)
+    eight_bits, _ = python_lines(replace(asked, weights="int8"), found, sees=True)
     assert eight_bits.endswith('weights="int8", sees=True)')
 
 

@@ -215,9 +215,11 @@ def test_what_a_model_keeps_in_the_cache_itself_is_cropped_or_there_is_no_way_ba
 
 @pytest.mark.parametrize("name", ["nemotron-h", "zamba2", "bamba", "qwen3-5", "llama"])
 def test_models_that_bound_time_steps_are_told(name):
-    assert states.bounds_time_steps(tiny_model(name)) == (name in ("nemotron-h", "zamba2"))
+    assert states.bounds_time_steps(tiny_model(name).modules()) == (
+        name in ("nemotron-h", "zamba2")
+    )
     if name == "bamba":
-        assert states.bounds_time_steps(new_model(name, time_step_limit=(0.0, 9.0)))
+        assert states.bounds_time_steps(new_model(name, time_step_limit=(0.0, 9.0)).modules())
 
 
 @pytest.mark.parametrize(
@@ -351,9 +353,10 @@ def test_hooks_are_seen():
     assert modules.hooks_of_all() == {}
     model = nn.Sequential(layer, nn.Linear(2, 2), nn.ReLU())
     model[1].forward = print
-    _, hooked, classes = modules.modules_of(model)
-    assert hooked == [model[0], model[1]]
-    assert classes == {nn.Sequential, nn.Linear, nn.ReLU}
+    walk = modules.modules_of(model)
+    assert walk.hooked == [("0", model[0]), ("1", model[1])]
+    assert walk.classes == {nn.Sequential: "", nn.Linear: "0", nn.ReLU: "2"}
+    assert (walk.all, walk.tensors) == (list(model.modules()), list(model.parameters()))
 
 
 def test_writes_are_counted():

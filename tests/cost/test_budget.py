@@ -101,9 +101,9 @@ def test_what_was_decided_is_said_in_a_line():
 
 def test_all_rows_wait_for_what_one_of_them_looks_for():
     budget = MeasuredBudget()
-    budget.run_as("eager", 1, CostCurve({1: 2.0, 8: 9.0}))
+    budget.run_as(1, CostCurve({1: 2.0, 8: 9.0}))
     assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (2.0, 0.25)
-    budget.run_as("eager", 4, CostCurve({1: 5.0, 8: 9.0}))
+    budget.run_as(4, CostCurve({1: 5.0, 8: 9.0}))
     assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (5.0, 0.4)
 
 
@@ -120,12 +120,3 @@ def test_seconds_cost_tokens_at_the_rate_of_the_moment():
     for _ in range(160):
         MeasuredStep(budget, 1).observe(StepTime(1, 0.0, 2.0), [record()])
     assert budget.break_even_tokens(2.0) == pytest.approx(1.0, rel=0.02)
-
-
-def test_a_loss_is_forgiven_once_steps_cost_something_else():
-    budget = MeasuredBudget(curve := CostCurve({1: 1.0, 8: 2.0}))
-    budget.run_as("eager", 1, curve)
-    budget.charge(4.0)
-    for kind, num_rows, may_try in (("eager", 2, False), ("packed", 2, True)):
-        budget.run_as(kind, num_rows, curve)
-        assert budget.affords(0.5) == (budget.step(8).max_nodes > 1) == may_try

@@ -1,7 +1,4 @@
-"""What the losslessness matrix shares: packed layers, and which of its cases are slow.
-
-Every layer that can be packed is, from the first token on, whatever a clock would say.
-"""
+"""What the losslessness matrix shares: what models can verify, and which of its cases are slow."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from selfspec import runner as run
+from selfspec.ability.look import look_at
 from selfspec.ability.probe import DraftSupport, probe
-from selfspec.ability.state import state_of
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
 
 _OF_TRIALS = ("verdicts", "traps", "foreign")  # the ends of their modules' names
 
 
-@pytest.fixture(autouse=True)
-def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sums come out rounded otherwise wherever they ever may."""
+@pytest.fixture
+def packs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer that can be packed is once that is asked for, whatever a clock would say."""
     fake_trials(monkeypatch)
 
 
@@ -41,7 +38,7 @@ def tried_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """
 
     def known(model: Any) -> DraftSupport:
-        found, key = _found.setdefault(model, {}), (state_of(model), model.dtype)
+        found, key = _found.setdefault(model, {}), (look_at(model).verdict_key, model.dtype)
         if key not in found:
             found[key] = probe(model)
         return found[key]

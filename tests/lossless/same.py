@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from selfspec import GenerationStats, SelfSpec, UnsupportedError, attach, detach, hub_folder
-from selfspec.ability.state import state_of
+from selfspec.ability.look import look_at
 from selfspec.compat.generation import KV
 from tests.fakes import SHARED, FutureSource, attached_model, of_library, prompt
 
@@ -128,7 +128,7 @@ def _key_of(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Hash
     try:
         given = [(name, str(ids.dtype), ids.tolist()) for name, ids in inputs.items()]
         config = model.generation_config.to_json_string()
-        return json.dumps([given, options], sort_keys=True), config, state_of(model)
+        return json.dumps([given, options], sort_keys=True), config, look_at(model).verdict_key
     except (AttributeError, TypeError):  # Not all are plain values.
         return None
 

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from selfspec import SelfSpec, attach, generate_many
 from selfspec.compat.generation import KV, kv_of
-from selfspec.weights.copies import linears_of
+from selfspec.weights import linears_of
 from tests.fakes import FutureSource, of_library, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both, slow
 from tests.sessions import TextSession

@@ -20,7 +20,10 @@ from tests.lossless.test_same_entrances import PEFT_NOTE
 from tests.lossless.test_same_packed import EDITS, Edit
 from tests.streamed import saved_model
 
-pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+pytestmark = [
+    pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights"),
+    pytest.mark.usefixtures("packs_at_once"),
+]
 SHORTLY: dict[str, Any] = {**GREEDY, "max_new_tokens": 8}
 TIED = {"tie_word_embeddings": True}
 KINDS: dict[str, dict[str, Any]] = {"llama": {}, "llama, tied": TIED, "qwen2": {}, "bloom": {}}
@@ -51,19 +54,14 @@ def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     assert packed_layers(ours)
 
 
-def test_layers_that_share_their_weight_get_a_copy(tmp_path: Path) -> None:
-    """Unless memory is limited."""
-    for limit in (None, "100%"):
-        model, ours = loaded(tmp_path, "llama, tied", max_memory=limit)
-        spec = SelfSpec()
-        run(ours, prompt(), assistant=spec, **GREEDY)
-        assert len(packed_layers(ours)) == 6 * 7
-        shared = model.get_input_embeddings().weight.nbytes
-        assert spec.stats.packed_bytes == (shared if limit is None else 0)
+def test_a_head_that_shares_its_weight_is_packed_unless_memory_is_limited(tmp_path: Path) -> None:
+    for limit, is_packed in ((None, True), ("100%", False)):
+        _, ours = loaded(tmp_path, "llama, tied", max_memory=limit)
+        assert is_packed_in_place(ours.lm_head) == is_packed
+        assert ours.lm_head.weight is ours.get_input_embeddings().weight
 
 
-def test_another_loop_sees_that_it_is_packed(tmp_path: Path) -> None:
-    """Such as one that would pack nothing itself, or one that waits for its clock."""
+def test_every_loop_sees_that_it_is_packed(tmp_path: Path) -> None:
     model, ours = loaded(tmp_path)
     stock = run(model, prompt(), **GREEDY).ids
     for spec in (SelfSpec(**FIXED), SelfSpec(forward="eager"), SelfSpec()):

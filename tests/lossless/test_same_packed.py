@@ -1,4 +1,4 @@
-"""Packed weights: the same text in float32, in calls that use them and in others."""
+"""Packed weights: the same text in float32 with drafts and without, whoever changes them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,73 @@ import copy
 import random
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import linear
 from torch.nn.utils import prune
 
-from selfspec import SelfSpec
-from selfspec.weights import Packing, formats
-from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
-from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both, slow
+from selfspec import SelfSpec, attach
+from selfspec.weights import is_packed_in_place
+from tests.fakes import fake_trials, new_model, packs_here, prompt
+from tests.lossless.same import (
+    GREEDY,
+    Call,
+    assert_clean,
+    assert_same_ids,
+    doubting,
+    run,
+    run_both,
+    slow,
+)
 
-pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+pytestmark = [
+    pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights"),
+    pytest.mark.usefixtures("packs_at_once"),
+]
+SHORTLY: dict[str, Any] = {**GREEDY, "max_new_tokens": 8}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("forward", ["packed", "eager"])
-def test_packed_or_not(forward: str, mode: str) -> None:
-    model, spec = tiny_model(), partial(doubting, forward=forward, **FIXED)
-    both = run_both(model, prompt(2), spec, **MODES[mode])
-    assert (both.stats.forward, both.stats.eager_reason) == (forward, None)
-    assert ("packed forwards, 0 MB of copies" in str(both.stats)) == (both.stats.packed_bytes > 0)
+def packed_model(name: str = "llama", **changes: Any) -> Any:
+    model = attach(new_model(name, **changes), pack=True)
+    assert num_packed(model)
+    return model
+
+
+def num_packed(model: nn.Module) -> int:
+    return sum(map(is_packed_in_place, model.modules()))
+
+
+KINDS = {"llama": {}, "tied": {"tie_word_embeddings": True}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_that_of_the_model_before_it_was_packed(kind: str, call: Call) -> None:
+    stock = run(new_model(**KINDS[kind]), call.inputs, **call.options)
+    model = packed_model(**KINDS[kind])
+    number, spec = num_packed(model), doubting(stock.ids, call.inputs)
+    both = run_both(model, call.inputs, spec, **call.options)
+    assert_same_ids(both.stock.ids, stock.ids)
+    assert (both.stats.forward, both.stats.packing_note) == ("packed", None)
+    assert "packed forwards" in str(both.stats)
+    assert num_packed(model) == number
     assert_clean(model)
 
 
-def test_a_fixed_budget_packs_nothing_unasked() -> None:
-    """Its text depends on no clock, and in half precision packing could move it."""
-    spec = SelfSpec(**FIXED)
-    assert run_both(tiny_model(), prompt(), spec, **GREEDY).stats.forward == "eager"
+def test_a_model_that_could_be_packed_is_told_so_until_that_was_tried() -> None:
+    model = attach(new_model())
+    stats = run_both(model, prompt(), SelfSpec(), drafts=False, **SHORTLY).stats
+    assert stats.forward == "eager"
+    assert "weights are not packed: attach(model, pack=True) makes" in str(stats)
+
+
+def test_where_it_does_not_pay_nobody_is_told_to_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trials(monkeypatch, 1.0)
+    model = attach(new_model(), pack=True)
+    assert not num_packed(model)
+    stats = run_both(model, prompt(), SelfSpec(), drafts=False, **SHORTLY).stats
+    assert (stats.forward, stats.eager_reason, stats.packing_note) == ("eager", None, None)
 
 
 def pruned(_model: Any, layer: nn.Linear) -> None:
@@ -97,71 +133,95 @@ def in_float64(model: Any, layer: nn.Linear) -> None:
 
 
 @pytest.mark.parametrize("edit", [*EDITS.values(), in_float64], ids=[*EDITS, "in float64"])
-def test_an_edited_model_is_not_computed_from_old_copies(edit: Edit) -> None:
-    model, spec = new_model(), SelfSpec(forward="packed")
-    assert run_both(model, prompt(), spec, drafts=False, **GREEDY).stats.packed_bytes
-    edit(model, model.model.layers[0].mlp.down_proj)
-    run_both(model, prompt(), SelfSpec(forward="packed"), drafts=False, **GREEDY)
+def test_an_edited_model_is_not_computed_from_old_weights(edit: Edit) -> None:
+    models = new_model(), packed_model()
+    for model in models:
+        torch.manual_seed(3)
+        edit(model, model.model.layers[0].mlp.down_proj)
+    stock = run(models[0], prompt(), **SHORTLY).ids
+    both = run_both(models[1], prompt(), SelfSpec(), drafts=False, **SHORTLY)
+    assert_same_ids(both.stock.ids, stock)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *map(slow, range(2, 6))])
 def test_any_edits_one_after_the_other(seed: int) -> None:
-    chance, model, packed = random.Random(seed), new_model(), 0
-    torch.manual_seed(seed)
+    chance, models, packed = random.Random(seed), [new_model(), packed_model()], 0
     for _ in range(20):
-        copies = Packing.of(model)  # Those of one call are there in the next one.
         for _ in range(chance.randrange(1, 4)):
-            inside = [module for module in model.model.modules() if type(module) is nn.Linear]
-            chance.choice([*EDITS.values()])(model, chance.choice(inside))
-        is_pruned = any("weight_orig" in name for name, _ in model.named_parameters())
+            edit, layer, draw = chance.choice([*EDITS.values()]), chance.random(), chance.random()
+            for model in models:
+                torch.manual_seed(int(1e6 * draw))
+                inside = [m for m in model.model.modules() if type(m) is nn.Linear]
+                edit(model, inside[int(layer * len(inside))])
+        is_pruned = any("weight_orig" in name for name, _ in models[0].named_parameters())
         if chance.random() < 0.3 and not is_pruned:  # torch copies no pruned layer.
-            model = copy.deepcopy(model)
-        spec, few = SelfSpec(forward="packed"), {"max_new_tokens": 8, "do_sample": False}
-        run_both(model, prompt(seed=seed), spec, drafts=False, **few)
-        packed += copies.num_bytes > 0
-    assert packed > 10
+            models = [copy.deepcopy(model) for model in models]
+        if chance.random() < 0.7:
+            attach(models[1], pack=True)
+        packed += num_packed(models[1]) > 0
+        stock = run(models[0], prompt(seed=seed), **SHORTLY).ids
+        both = run_both(models[1], prompt(seed=seed), SelfSpec(), drafts=False, **SHORTLY)
+        assert_same_ids(both.stock.ids, stock)
+    assert packed > 5
 
 
 def test_chains_are_packed_too() -> None:
-    spec = SelfSpec(forward="packed")
-    both = run_both(tiny_model("bloom"), prompt(), spec, drafts=False, **GREEDY)
+    both = run_both(packed_model("bloom"), prompt(), SelfSpec(), drafts=False, **GREEDY)
     assert both.stats.forward == "packed"
 
 
-def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_trials(monkeypatch, pays=False)
-    model, inputs = new_model(), prompt()
-    auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
-    assert (auto.stats.forward, auto.stats.eager_reason) == ("eager", None)
-    asked = run_both(model, inputs, SelfSpec(forward="packed"), drafts=False, **GREEDY)
-    assert (
-        asked.stats.eager_reason == "no layer can be packed, or none is at least 10 % faster packed"
-    )
+def test_half_precision_has_one_text_from_the_first_call_on() -> None:
+    """Weights were packed by the clock once, so that a text depended on when that was."""
+    model, spec = packed_model(dtype=torch.bfloat16), SelfSpec(learning="request", budget="fixed")
+    texts = [run(model, prompt(), assistant=spec, **GREEDY).ids for _ in range(4)]
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    assert spec.stats.forward == "packed"
 
 
-def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that come out wrong where they are packed: the other thread never sees one."""
-    formats.packers_for(torch.float32)  # tries products while these are right
-    monkeypatch.setattr(
-        formats, "reordered_product", lambda x, packed, bias: -linear(x, packed.to_dense(), bias)
-    )
-    model, inputs = new_model(), prompt()
-    stock, texts = run(model, inputs, **GREEDY), []
+def merged(model: Any) -> None:
+    for layer in model.model.layers:
+        weight = layer.mlp.down_proj.weight
+        weight.data += torch.zeros(len(weight), 1) @ torch.ones(1, weight.shape[1])
+
+
+def trained(model: Any) -> None:
+    model(**prompt()).logits.sum().backward()
+    model.zero_grad()
+
+
+NEIGHBOURS: dict[str, Callable[[Any], Any]] = {
+    "trains": trained,
+    "reads .data": lambda model: [weight.data for weight in model.parameters()],
+    "saves": lambda model: model.state_dict(),
+    "moves": lambda model: model.to("cpu", torch.float32),
+    "merges": merged,
+}
+
+
+@pytest.mark.parametrize("work", NEIGHBOURS.values(), ids=NEIGHBOURS)
+def test_another_thread_that_needs_the_weights_meanwhile_changes_no_text(
+    work: Callable[[Any], Any],
+) -> None:
+    """It leaves their values as they are, and comes in the midst of a text."""
+    stock, model, errors = run(new_model(), prompt(), **GREEDY).ids, packed_model(), []
     may_start = threading.Event()
 
-    def decode() -> None:
+    def beside() -> None:
         may_start.wait(10)
-        texts.append(run(model, inputs, **GREEDY).ids)
+        try:
+            with torch.enable_grad():
+                work(model)
+        except BaseException as error:
+            errors.append(error)
 
     def on_step(_record: object) -> None:
         may_start.set()
-        if other.is_alive():
-            other.join(10)
 
-    other, spec = threading.Thread(target=decode), SelfSpec(forward="packed")
+    other, spec = threading.Thread(target=beside), SelfSpec()
     other.start()
     with spec.listening(on_step):
-        ours = run(model, inputs, custom_generate=spec, **GREEDY)
+        for _ in range(3):
+            assert_same_ids(run(model, prompt(), assistant=spec, **GREEDY).ids, stock)
     other.join(10)
-    assert torch.equal(texts[0], stock.ids)
-    assert not torch.equal(ours.ids, stock.ids)
+    assert errors == []
+    assert_same_ids(run(model, prompt(), **GREEDY).ids, stock)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from selfspec.neural.small_model import DraftModel, DraftText
-from selfspec.weights import Packing
-from tests.fakes import VOCAB, fake_trials, new_model, packs_here
+from tests.fakes import VOCAB, new_model
 
 
 class Checked:
@@ -33,20 +32,6 @@ class Checked:
     def crop(self, num_tokens: int) -> None:
         self.text.crop(num_tokens)
         del self.ids[len(self.ids) - num_tokens :]
-
-
-@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
-def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_trials(monkeypatch, saves=0.5, packing=1)
-    model = new_model()
-    packing = Packing.of(model)
-    texts = [
-        DraftText(DraftModel(model, num_ids=VOCAB, top_k=5, packing=each))
-        for each in (None, packing)
-    ]
-    plain, ours = ([*text.read([3, 4, 5]), *text.read([3])] for text in texts)
-    assert packing.is_packed
-    assert [token for token, _ in ours] == [token for token, _ in plain]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])

@@ -58,8 +58,10 @@ class Served:
         """Lets each prompt have further arguments."""
         prepared = requests.prompt
 
-        def extended(index: int, inputs: Any, seed: Any, arguments: dict[str, Any]) -> Any:
-            return prepared(index, inputs, seed, {**arguments, **self.extra(inputs)})
+        def extended(
+            index: int, inputs: Any, seed: Any, arguments: dict[str, Any], *scope: Any
+        ) -> Any:
+            return prepared(index, inputs, seed, {**arguments, **self.extra(inputs)}, *scope)
 
         requests.prompt = extended  # type: ignore[method-assign]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.weights import formats
-from selfspec.weights.copies import Origin, PackedCopy, StandIns
 from selfspec.weights.formats import Packer, pack_float16, packers_for, reorder
+from selfspec.weights.held_weight import hold
 from tests.fakes import packs_here
 
 needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -30,10 +29,10 @@ def needs(packer: Packer, dtype: torch.dtype) -> None:
         pytest.skip(f"this build of torch has no {packer.__name__} for {dtype}")
 
 
-def packed(module: nn.Linear, packer: Packer) -> AbstractContextManager[None]:
-    """Inside, a layer computes from a packed copy of its weight."""
-    (matrix,) = packer([module.weight])
-    return StandIns().put([module], {module: PackedCopy(Origin.of(module.weight), matrix)})
+def pack(module: nn.Linear, packer: Packer) -> None:
+    (matrix,) = packer([module.weight.detach()])
+    assert matrix is not None
+    hold(module.weight, matrix, None)
 
 
 @pytest.mark.parametrize(("packer", "dtype"), PACKINGS)
@@ -45,8 +44,8 @@ def test_packed_it_is_the_same_layer(shape, has_bias, packer, dtype):
     module = nn.Linear(16, 24, bias=has_bias, dtype=dtype).requires_grad_(False)
     x = torch.randn(*shape[:-1], 32, dtype=dtype)[..., ::2]  # It lies apart in memory.
     straight = linear(x, module.weight, module.bias)
-    with packed(module, packer):
-        ours = module(x)
+    pack(module, packer)
+    ours = module(x)
     torch.testing.assert_close(ours, straight, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
     assert (ours.shape, ours.stride()) == (straight.shape, straight.stride())
 
@@ -82,11 +81,12 @@ def test_what_stock_converts_is_left_to_stock():
     module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16)
     with torch.autocast("cpu", torch.bfloat16):
         expected = module(x)
-        with packed(module, reorder):
-            outcome = module(x)
+        pack(module, reorder)
+        outcome = module(x)
         assert outcome.dtype is torch.bfloat16
         assert torch.equal(outcome, expected)
-    with packed(module, reorder), pytest.raises(RuntimeError, match="dtype"):
+    pack(module, reorder)
+    with pytest.raises(RuntimeError, match="dtype"):
         module(x.double())
 
 

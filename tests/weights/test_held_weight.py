@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight
-from selfspec.weights.copies import contents_of
+from selfspec.weights.fingerprint import contents_of
 from selfspec.weights.formats import reorder
 from tests.fakes import packs_here
 from tests.lossless.same import in_threads
@@ -37,15 +37,16 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
 @pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
     """Python gives the address of an object that is gone to a new one."""
-    weight = torch.randn(24, 16)
-    (copy,) = reorder([weight])
-    seen = set()
+    weight, seen = torch.randn(24, 16), set()
     for _ in range(20):
+        (copy,) = reorder([weight])
+        assert copy is not None
         module = nn.Linear(16, 24, bias=False)
         module.weight = PackedWeight.of(weight, copy, "it can't be written")
-        assert contents_of(module) == contents_of(module)
-        seen.add(contents_of(module))
-        del module
+        contents = contents_of([module.weight])
+        assert contents_of([module.weight]) == contents
+        seen.add(contents)
+        del module, copy
     assert len(seen) == 20
 
 

@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.copies import num_owners
 from selfspec.weights.eight_bits import (
     EightBits,
     attend_exactly,
@@ -26,6 +25,7 @@ from selfspec.weights.eight_bits import (
     kernels,
 )
 from selfspec.weights.held_weight import STREAMED, PackedWeight
+from selfspec.weights.packing import num_owners
 from selfspec.weights.rounding import Int8Rows, Products
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (

@@ -64,13 +64,9 @@ def text_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> i
 
 
 def draft_model_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> int:
-    """What a draft model takes: its weights, the KV of its texts, and a forward over one text.
-
-    On a CPU its layers may be packed, and their copies take at most as much as its weights.
-    """
+    """What a draft model takes: its weights, the KV of its texts, and a forward over one text."""
     weights: int = sum(x.numel() * x.dtype.itemsize for x in model.parameters())
-    copies = weights if model.device.type == "cpu" else 0
-    return weights + copies + text_bytes(model, num_tokens, num_texts)
+    return weights + text_bytes(model, num_tokens, num_texts)
 
 
 def kv_bytes(model: PreTrainedModel, num_tokens: int) -> int:

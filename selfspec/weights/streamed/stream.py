@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from selfspec.compat.modules import MOVES, hooks_on
+from selfspec.compat.modules import MOVES
 from selfspec.errors import UnsupportedError
 from selfspec.weights.held_weight import FileWeight, set_data
 from selfspec.weights.streamed.layer_weights import Buffers
 from selfspec.weights.streamed.reader import Reader
 
+_STREAM = "selfspec_stream"  # Where a streamed model has its `Stream`.
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
     MOVES: "a streamed model can't be moved or cast; name dtype= to load()",
@@ -109,6 +110,7 @@ def attach_stream(
     for index, layer in enumerate(layers):
         layer.register_forward_pre_hook(_Hook(stream, stream.take, index))
         layer.register_forward_hook(_Hook(stream, stream.give_back, index))
+    vars(model)[_STREAM] = stream
     vars(decoder)["forward"] = _one_at_a_time(decoder, stream)
     for module in (model, decoder):
         vars(module).update((name, _Refusal(reason)) for name, reason in _REFUSED.items())
@@ -122,15 +124,11 @@ def blank(weight: torch.Tensor) -> torch.Tensor:
 
 def stream_of(model: nn.Module) -> Stream | None:
     """What gives the streamed layers of a model their weights; None if none are streamed."""
-    for module in model.modules():
-        for hook in hooks_on(module).values():
-            if isinstance(hook, _Hook):
-                return hook.stream
-    return None
+    return vars(model).get(_STREAM)
 
 
 def is_streamed(model: nn.Module) -> bool:
-    return stream_of(model) is not None
+    return _STREAM in vars(model)
 
 
 class _Refusal(NamedTuple):
