@@ -176,8 +176,8 @@ def add_run_options(command: Any) -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
-    rounded = "int8: in 8 bits, which writes other texts; stock runs it without drafts"
-    model.add_argument("--weights", choices=["int8"], help=rounded)
+    rounded = "rounded to 8 or 4 bits, which is another text; stock runs it without drafts"
+    model.add_argument("--weights", choices=["int8", "int4"], help=rounded)
     where = "of 'openvino': a Python that has it, and the model that optimum-cli has exported"
     model.add_argument("--openvino", nargs=2, metavar=("PYTHON", "FOLDER"), help=where)
     small = "the small model of methods 'assisted' and 'edgellm'"

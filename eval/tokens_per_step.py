@@ -190,8 +190,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What is measured on, how it is sampled, and what drafts."""
     add = parser.add_argument
     add_model(parser, dtype="float32", device="cpu")
-    rounded = "int8: in 8 bits, which writes other texts than the model as it is"
-    add("--weights", choices=["int8"], help=rounded)
+    rounded = "rounded to 8 or 4 bits, which writes other texts than the model as it is"
+    add("--weights", choices=["int8", "int4"], help=rounded)
     add_questions(parser, "the first N prompts", every=EVERY)
     add_length(parser, 128)
     start = "start with each of these caches or Hub ids in turn; cold, the default: with none"

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec.cost import WIDTHS, CostCurve
 from selfspec.forward import costs
-from tests.products import KINDS, imitate_products, products_of
 from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 
@@ -44,7 +43,6 @@ settings.load_profile("any machine")
 
 # tiny tensors gain nothing from threads, and workers side by side would fight over the cores
 torch.set_num_threads(1)
-imitate_products()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,13 +60,6 @@ def one_thread() -> Iterator[None]:
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
-
-
-@pytest.fixture(params=KINDS)
-def products(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Weights in 8 bits as a CPU with VNNI has them, and as others do."""
-    with products_of(request.param):
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selfspec import SelfSpec, attach
 from selfspec.config import SpecConfig
-from selfspec.draft.calibration import Calibration
+from selfspec.draft.calibration import Calibration, FixedPrior
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import (
     ContextSource,
@@ -22,10 +24,11 @@ from selfspec.draft.sources import (
     RunnersSource,
     Source,
 )
-from selfspec.records import Evidence
+from selfspec.records import Evidence, TopK
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.tape import NoiseTape
+from tests.fakes import prompt, tiny_model
 from tests.oracles import greedy_loop, padded
 from tests.scripted import (
     EOS,
@@ -119,9 +122,9 @@ def retold(run: Run) -> dict[str, Any]:
 
 def check_rows_are_dropped_when_done(run: Run) -> None:
     """Each record of a row adds to its text, and none comes once the row has stopped."""
-    for row, prompt in enumerate(run.prompts):
+    for row, ids in enumerate(run.prompts):
         told = [t for r in run.records if r.row == row for t in r.committed_ids]
-        assert prompt + told == greedy_loop(run.model.next_token, prompt, run.max_length, run.eos)
+        assert ids + told == greedy_loop(run.model.next_token, ids, run.max_length, run.eos)
 
 
 MODEL = ScriptedModel(seed=3)
@@ -343,6 +346,35 @@ def test_a_source_whose_candidates_are_none_ends_no_text(candidate, caplog):
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]
     assert len(said) == 1
     assert "'wrong' has failed, and drafts nothing more in this text" in said[0]
+
+
+def test_an_error_of_a_calibration_is_its_own_and_no_sources():
+    """One of a user's own may know some kinds of evidence alone."""
+    spec = SelfSpec(calibration=FixedPrior(lambda evidence: {}["unknown"]), budget="fixed")
+    with pytest.raises(KeyError, match="unknown"):
+        attach(tiny_model()).generate(**prompt(), assistant=spec, max_new_tokens=24)
+    assert spec.learned(len(tiny_model().lm_head.weight)).failed == set()
+
+
+def test_a_source_that_cannot_say_what_it_has_learned_is_left_out(caplog):
+    class Untold(LutSource):
+        @property
+        def nbytes(self) -> int:
+            raise ValueError("on purpose")
+
+        def arrays(self) -> Any:
+            raise ValueError("on purpose")
+
+    lut, untold = LutSource(VOCAB, 3), Untold(VOCAB, 3)
+    untold.name = "untold"
+    learned = Learned([untold, lut], Calibration(), top_k=3)
+    lut.observe_pairs(np.array([[1, 2]]), TopK(np.array([[3, 4, 5]]), np.full((1, 3), 0.2)))
+    assert learned.nbytes == lut.nbytes
+    assert list(learned.tables()) == ["lut"]
+    assert ["'untold' has failed" in each.getMessage() for each in caplog.records] == [True]
+    model, spec = attach(tiny_model()), SelfSpec(extra_sources=[Untold(VOCAB, 3)])
+    ids = model.generate(**prompt(), assistant=spec, max_new_tokens=5, do_sample=False)
+    assert torch.equal(ids, model.generate(**prompt(), max_new_tokens=5, do_sample=False))
 
 
 def test_a_source_that_cannot_be_copied_is_left_out_of_the_request(caplog):

@@ -59,7 +59,7 @@ class CacheContents:
         tables = {}
         for source, table in self.tables.items():
             keys = table[KEY_OF[source]]
-            known = (keys.reshape(len(keys), -1) < num_ids).all(-1)
+            known = (keys < num_ids).all(axis=tuple(range(1, keys.ndim)))
             rows = {name: array[known] for name, array in table.items()}
             tables[source] = {**rows, "ids": cut(rows["ids"])}
         answers = None if self.answers is None else cut(self.answers)

@@ -103,8 +103,10 @@ class LearnedOnDemand:
                 args = (self.remembered, contents)
                 thread = threading.Thread(target=self._save_beside, args=args)
                 thread.start()
+        except RuntimeError as error:  # The process may start no more threads.
+            _log.info("what was learned is saved later: %s", error)
         finally:
-            if thread is None:
+            if thread is None or thread.ident is None:
                 self._saving.release()
 
     def end(self) -> None:

@@ -93,8 +93,8 @@ def _compared(
         new_spec = partial(writer.new_spec, config)
         measured = measure(writer, prompts, new_spec, num_new=num_new, seconds=seconds, say=say)
     status = print_report(console, measured, options, sees=sees)
-    if _may_take_eight_bits(writer):
-        print("Compare with --weights int8: half the memory of bfloat16, and another text.")
+    if _may_be_rounded(writer):
+        print("Compare with --weights int8 or int4: less memory, and another text.")
     return status
 
 
@@ -136,14 +136,14 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     return facts
 
 
-def _may_take_eight_bits(writer: Writer) -> bool:
-    """Whether `--weights int8` is worth a try: small models gain nothing by it."""
-    from selfspec.weights import missing_for_eight_bits
+def _may_be_rounded(writer: Writer) -> bool:
+    """Whether `--weights` is worth a try: small models gain nothing by it."""
+    from selfspec.weights import rounding_reason
 
     model, options = writer.model, writer.options
     is_set = options.weights is not None or options.max_memory is not None
     is_small = model.num_parameters() < _MANY_PARAMETERS
-    return not (is_set or is_small or model.device.type != "cpu" or missing_for_eight_bits())
+    return not (is_set or is_small or model.device.type != "cpu" or rounding_reason(8))
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:

@@ -105,11 +105,12 @@ class Loaded:
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        from selfspec.weights import is_in_eight_bits
+        from selfspec.weights import rounded_bits
 
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
-        bits = " in 8 bits" if is_in_eight_bits(self.model) else ""
+        least = rounded_bits(self.model)
+        bits = "" if least is None else f" in {least} bits"
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
     def encoder(self, **settings: Any) -> Encoder:
@@ -205,7 +206,7 @@ def memory_note(options: RunOptions) -> str | None:
     import torch
 
     from selfspec.machine.memory import free_memory
-    from selfspec.weights import missing_for_eight_bits
+    from selfspec.weights import rounding_reason
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
@@ -218,7 +219,7 @@ def memory_note(options: RunOptions) -> str | None:
         return None  # Not safetensors, or what their loader will refuse.
     if needed <= (free := free_memory()):
         return None
-    less = "" if missing_for_eight_bits() else ", and --weights int8 takes less"
+    less = "" if rounding_reason(8) else ", and --weights int8 or int4 takes less"
     return (
         f"note: the weights of {options.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB "
         f"of memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"

@@ -31,6 +31,7 @@ Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_
 _Place = Annotated[str, Parameter(group=_MODEL, show_default=False)]
 _Kept = Annotated[str | None, Parameter(group=_MODEL)]
 _Seed = Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))]
+_Bits = Literal["int8", "int4"] | None
 _Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -66,8 +67,8 @@ class RunOptions(ModelOptions):
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
-    weights: Annotated[Literal["int8"] | None, Parameter(group=_MODEL, show_choices=False)] = None
-    """int8: rounded; half of bfloat16's memory, another text."""
+    weights: Annotated[_Bits, Parameter(group=_MODEL, show_choices=False)] = None
+    """int8, int4: rounded to 8 or 4 bits, which is another text."""
     cache: _Kept = None
     """A cache of 'selfspec cache build': file or Hub id."""
 

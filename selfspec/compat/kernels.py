@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,67 +66,49 @@ def float16_unpacked(packed: object) -> torch.Tensor:
     return weight
 
 
-def int8_packed(weight: torch.Tensor) -> Any:
-    """An int8 weight in oneDNN's own order. Without it, no model is loaded with 8 bits."""
-    return torch.ops.onednn.qlinear_prepack(weight, None)
+def int8_product(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The product (T, O) of bfloat16 inputs (T, I) with int8 rows (O, I), each with a scale.
+
+    Without it, no model is loaded with weights in 8 bits. 16 must divide I: else torch crashes.
+    """
+    outcome: torch.Tensor = torch.ops.aten._weight_int8pack_mm.default(x, numbers, scales)
+    return outcome
 
 
-def int8_unpacked(packed: Any) -> torch.Tensor:
-    numbers: torch.Tensor = packed.to_dense().t().contiguous()
-    return numbers
-
-
-def int8_product(
-    x: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
+def int4_product(
+    x: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor
 ) -> torch.Tensor:
-    """The float32 product of uint8 inputs, whose zero is 128, with packed weights.
-
-    Each row of the weights has a scale, and an int64 zero that says where its 0 is. Sums are whole
-    numbers.
-    """
-    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-    )
+    """The same with packed numbers of 4 bits; `scales` (groups, O, 2) has zero points too."""
+    product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    outcome: torch.Tensor = product(x, packed, group, scales)
     return outcome
 
 
-def int8_narrow_packed(weight: torch.Tensor, scale: torch.Tensor) -> object:
-    """An int8 weight, and the scale of each row, in FBGEMM's own order.
+def int4_packed(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers from 0 to 15 (O, I) of int32, in the order that this processor reads: (O, I / 2).
 
-    The authors of torch plan to remove it, and warn of that. Without it, CPUs that have no VNNI
-    load no model with 8 bits.
+    64 must divide O. Without it, no model is loaded with weights in 4 bits.
     """
-    engines, zeros = torch.backends.quantized, torch.zeros_like(scale, dtype=torch.int64)
-    before = engines.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        whole = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-    try:
-        engines.engine = "fbgemm"
-        return torch.ops.quantized.linear_prepack(whole, None)
-    finally:
-        engines.engine = before
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default(numbers, 2)
+    return packed
 
 
-def int8_narrow_product(x: torch.Tensor, packed: object, largest: int) -> torch.Tensor:
-    """The float32 product of inputs from -`largest` to `largest`, which it rounds, with weights.
+def int4_unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers as (blocks, I, rows of a block) of int8. A byte holds two rows of its block."""
+    size, apart = _int4_order()
+    pairs = packed.view(-1, 2 * packed.shape[1], size // 2)
+    numbers = torch.stack((pairs & 15, pairs >> 4), -2 if apart else -1)
+    return numbers.view(torch.int8).view(len(pairs), -1, size)
 
-    Without VNNI, a CPU adds up the products of neighbouring columns, two by two, in 16 bits.
+
+@cache
+def _int4_order() -> tuple[int, bool]:
+    """How many rows are a block, and whether a byte's two rows are half a block apart.
+
+    Torch packs otherwise for AVX-512, AVX2 and other processors. Here columns with the numbers of
+    their rows are packed. The second 0 of the outcome is where the second column begins.
     """
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    outcome: torch.Tensor = product(x, 1.0, largest, packed)
-    return outcome
-
-
-def int8_narrow_unpacked(packed: object) -> torch.Tensor:
-    numbers: torch.Tensor = torch.ops.quantized.linear_unpack(packed)[0].int_repr()
-    return numbers
-
-
-def int8_row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The int32 product of int8 inputs (T, I) with int8 rows (O, I) that are not packed.
-
-    Without it, no model with 8 bits is read from disk while it computes.
-    """
-    outcome: torch.Tensor = torch._int_mm(x, rows.t())
-    return outcome
+    rows = torch.arange(64, dtype=torch.int32, device="cpu")[:, None].expand(64, 2)
+    low, high = (int4_packed(part.contiguous()) & 15 for part in (rows % 16, rows // 16))
+    first_rows = (low + 16 * high).view(-1)
+    return (32 if first_rows[16] == 0 else 64), bool(first_rows[1] == 1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from selfspec.draft.sources import Source
 from selfspec.errors import one_line
 from selfspec.records import StepRecord, TopK
 
+T = TypeVar("T")
 _log = logging.getLogger("selfspec")
 
 
@@ -34,7 +35,7 @@ class Learned:
     @property
     def nbytes(self) -> int:
         """The bytes of all sources that a cache can keep."""
-        return sum(source.nbytes for source in self.sources)
+        return sum(number for _, number in self._of_each(lambda source: source.nbytes))
 
     def for_request(self, learning: str) -> Learned:
         """What one call works on, by the learning scope."""
@@ -55,7 +56,18 @@ class Learned:
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """The arrays of every source that a cache can keep."""
-        return {s.name: arrays for s in self.sources if (arrays := s.arrays())}
+        tables = self._of_each(lambda source: source.arrays())
+        return {name: arrays for name, arrays in tables if arrays}
+
+    def _of_each(self, question: Callable[[Source], T]) -> list[tuple[str, T]]:
+        """The names of the sources and what they answer, without those that fail."""
+        answers = []
+        for source in self.sources:
+            try:
+                answers.append((source.name, question(source)))
+            except Exception as error:
+                self.say_failed(source.name, error, "can't say what it has learned")
+        return answers
 
     def observe_steps(self, records: Sequence[StepRecord]) -> None:
         """Lets every source learn from steps of several rows, by one write to each table.

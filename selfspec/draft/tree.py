@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor
 from selfspec.records import DraftTree, Evidence, Pays, Siblings
@@ -191,7 +192,7 @@ class TreeGrower:
         evidence = self._evidence(states)
         self.current = None
         try:
-            siblings = self._ranked(evidence)
+            siblings = self._ranked(evidence, self._probability)
         except Exception:
             self._blame(states)
             raise
@@ -199,9 +200,13 @@ class TreeGrower:
         return siblings
 
     def _blame(self, states: States) -> None:
-        """Raises the error of the cursor whose candidates are no tokens with evidence."""
+        """Raises the error of the cursor whose candidates are no tokens with evidence.
+
+        If there is none, the error is that of a calibration of the user's own.
+        """
+        probability = Calibration().probability
         for index, state in states.items():
-            self._ranked(self._evidence({index: state}))
+            self._ranked(self._evidence({index: state}), probability)
         self.current = None
 
     def _states_at(self, node: int) -> States:
@@ -244,13 +249,17 @@ class TreeGrower:
                 evidence = {token: evidence[token] for token in possible}
         return evidence
 
-    def _ranked(self, evidence: dict[int, tuple[Evidence, ...]]) -> Siblings:
+    def _ranked(
+        self,
+        evidence: dict[int, tuple[Evidence, ...]],
+        probability: Probability,
+    ) -> Siblings:
         """The likeliest tokens first, without those that the model can't read.
 
         An error if a token is no whole number, or if evidence is none.
         """
         # All of this runs for each candidate of each node: no calls but those that are needed.
-        probability, num_ids, banned = self._probability, self._num_ids, self._banned
+        num_ids, banned = self._num_ids, self._banned
         ranked = [
             (probability(kinds), token, kinds)
             for token, kinds in evidence.items()

@@ -21,6 +21,7 @@ from selfspec.forward.states.seam import branching
 from selfspec.forward.states.slots import Moves, States, settle
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
+from selfspec.weights.rounded import products_of_a_step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,7 +101,8 @@ class ChainBackend:
 
     def _logits(self, inputs: dict[str, Any], width: int) -> torch.Tensor:
         ancestry = Ancestry.of_chains(len(self._ids), width, self._ids.device)
-        with grouped_attention(), branching(self._states, ancestry, self._functions):
+        branches = branching(self._states, ancestry, self._functions)
+        with grouped_attention(), products_of_a_step(), branches:
             output = self._model(**inputs, return_dict=True)
         return output.logits[:, -width:]  # type: ignore[no-any-return]
 

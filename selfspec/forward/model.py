@@ -16,6 +16,7 @@ from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import States
+from selfspec.weights.rounded import products_of_a_step
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -140,7 +141,7 @@ def logits_of(
         masks = {**masks, **dict.fromkeys(STATE_TYPES)}
     positions = {"position_ids": layout.position_ids} if masks else {}  # Attention alone has any.
     branches = branching(states, layout.ancestry, functions) if functions else nullcontext()
-    with grouped_attention(), branches:
+    with grouped_attention(), products_of_a_step(), branches:
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),

@@ -12,7 +12,8 @@ tables of the likeliest next tokens     DIAA                kept; whole rows are
 tree grown anew in every step           DIAA                kept; with chances that are counted
 decays, threshold, update interval      DIAA                thrown out: with counted chances they
                                                             bring nothing
-tables and KV updated meanwhile         DIAA                kept, on a GPU
+tables and KV updated meanwhile         DIAA                thrown out: it cost tokens, and saved no
+                                                            time
 phrases of a corpus                     Self-Draft          thrown out for whole texts
 n-grams of this text                    Self-Draft          thrown out for suffix matches, which
                                                             bring 1.68 tokens a step for 1.33

@@ -11,9 +11,8 @@ path π is scored (equation 2) by
 
 Paths below a threshold τ are pruned, but the first level is always there. A tree may keep its
 shape for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache on
-streams of its own. Here tables are in the CPU's memory, and a second stream for KV made steps on an
-H200 no shorter. What is worth hiding is learning: `Engine` lets the tables learn while a GPU works
-on the next forward, where that saves more time than it costs tokens.
+streams of its own. Here tables are in the CPU's memory and learn between two forwards: a second
+stream made steps on an H200 no shorter, and learning beside the forward cost tokens.
 
 ``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up, whose tables were filled from
 ShareGPT. ``selfspec cache build`` fills them from conversations of one's own.

@@ -83,6 +83,8 @@ class _FallbackStep(Step):
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         for record in records:
+            if not record.path:  # The step had nothing but NaN.
+                continue
             tree, leaf = record.tree, record.path[-1]
             while below := tree.children[leaf]:
                 leaf = min(below.values())  # The child that was added first is the likeliest.

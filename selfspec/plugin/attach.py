@@ -94,11 +94,7 @@ def attach(model: M, assistant: SelfSpec | None = None, *, pack: bool = False) -
         check_assistant(assistant)
     attributes = vars(target)
     method, attachment = attributes.get("generate"), attributes.get(_ATTACHMENT)
-    # One that was attached when it was pickled has the method of its class.
-    of_class = getattr(type(target), "generate", None)
-    is_of_class = isinstance(method, types.MethodType) and method.__func__ is of_class
-    # In a prepared folder, transformers has put our own file in the place of the class's method.
-    is_of_class |= hasattr(getattr(method, "func", None), "belongs_to_selfspec")
+    is_of_class = _is_of_class(target, method)
     if attachment is None or method is None or is_of_class:
         attachment = Attachment(method=None if is_of_class else method)
         # A bound method and no closure, so that a deep copy of the model is attached to itself.
@@ -111,18 +107,34 @@ def attach(model: M, assistant: SelfSpec | None = None, *, pack: bool = False) -
     return model
 
 
+def _is_of_class(model: Any, method: Any) -> bool:
+    # One that was attached when it was pickled has the method of its class.
+    of_class = getattr(type(model), "generate", None)
+    is_of_class = isinstance(method, types.MethodType) and method.__func__ is of_class
+    # In a prepared folder, transformers has put our own file in the place of the class's method.
+    return is_of_class or hasattr(getattr(method, "func", None), "belongs_to_selfspec")
+
+
 def detach(model: M) -> M:
     """Takes `assistant=` and the default off again, and gives packed weights back.
 
-    Leaves alone a model that is not attached.
+    Leaves alone a model that is not attached. A function that somebody has put around `generate`
+    stays, and goes on to take `assistant=`.
     """
     target = inside_compiled(model)
-    attachment = getattr(target, "__dict__", {}).pop(_ATTACHMENT, None)
-    if attachment is not None:
-        vars(target).pop("generate", None)
+    attributes = getattr(target, "__dict__", {})
+    attachment, method = attributes.get(_ATTACHMENT), attributes.get("generate")
+    if attachment is None:
+        return model
+    is_ours = getattr(method, "__func__", None) is _generate
+    if is_ours or method is None or _is_of_class(target, method):
+        for name in (_ATTACHMENT, "generate"):
+            attributes.pop(name, None)
         if attachment.method is not None:
-            vars(target)["generate"] = attachment.method
-        unpack(inside_wrappers(target))
+            attributes["generate"] = attachment.method
+    else:
+        attributes[_ATTACHMENT] = Attachment(method=attachment.method)
+    unpack(inside_wrappers(target))
     return model
 
 

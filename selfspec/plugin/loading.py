@@ -11,11 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unknown_name
 from selfspec.plugin.attach import attach
-from selfspec.weights import (
-    missing_for_eight_bits,
-    pack_loaded,
-    to_eight_bits,
-)
+from selfspec.weights import BITS, pack_loaded, round_model, rounding_reason
 from selfspec.weights.held_weight import STREAMED
 from selfspec.weights.streamed import check_complete, is_streamed, load_within
 
@@ -52,9 +48,9 @@ def load(
     forward, ahead of it, from the model's safetensors files. A streamed model can't be moved, cast,
     saved, copied or trained, and its weights can't be written.
 
-    With `weights="int8"`, its linear layers and its embedding get 8 bits. All else computes in
-    `dtype`, where ``"auto"`` is float32, the fastest there and the one in which texts with drafts
-    are those without. The page "Weights in 8 bits" says what that costs in quality.
+    With `weights="int8"` or `"int4"`, its linear layers get 8 or 4 bits; the embedding and the
+    output head get 8 in both. All else computes in `dtype`, where ``"auto"`` is float32. The page
+    "Rounded weights" says what that costs in quality.
 
     Args:
         name: A folder, or the id of a model on the Hub.
@@ -68,7 +64,7 @@ def load(
         dtype: ``"auto"`` is the checkpoint's own.
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
             it is a CPU.
-        weights: ``"int8"``: weights in 8 bits, on an x86 CPU; None: as the checkpoint has
+        weights: ``"int8"`` or ``"int4"``: rounded, on a CPU; None: as the checkpoint has
             them. Within `max_memory`, they are first written to the user's cache folder, once.
         sees: Load a model that reads images with what it reads them with; not within `max_memory`.
     """
@@ -100,8 +96,9 @@ def load(
             "sees=True and max_memory exclude each other: what reads images can't be streamed; "
             "leave one out"
         )
+    bits = None
     if weights is not None:
-        _check_eight_bits(weights)
+        bits = _checked_bits(weights)
         wanted = torch.float32 if wanted == "auto" else wanted
     if max_memory is not None:
         AutoConfig.from_pretrained(source)  # It says what is wrong with a name.
@@ -111,11 +108,11 @@ def load(
             max_length=max_length,
             max_texts=max_texts,
             draft_model=draft_model,
-            in_eight_bits=weights is not None,
+            bits=bits,
             dtype=wanted,
         )
-    elif weights is not None:
-        return attach(_load_eight_bits(source, wanted, sees=sees))
+    elif bits is not None:
+        return attach(_load_rounded(source, bits, wanted, sees=sees))
     else:
         model = load_whole(source, dtype=wanted, device=target, sees=sees).requires_grad_(False)
     refusal = STREAMED if is_streamed(model) else None
@@ -123,22 +120,23 @@ def load(
     return attach(model)
 
 
-def _check_eight_bits(weights: str) -> None:
-    if weights != "int8":
-        raise ConfigError(f"weights must be 'int8' or left out (got {shown(weights)})")
-    if (reason := missing_for_eight_bits()) is not None:
-        raise UnsupportedError(f"weights='int8' can't be had here: {reason}; leave it out")
+def _checked_bits(weights: str) -> int:
+    if weights not in BITS:
+        raise ConfigError(f"weights must be 'int8', 'int4' or left out (got {shown(weights)})")
+    if (reason := rounding_reason(BITS[weights])) is not None:
+        raise UnsupportedError(f"weights={weights!r} can't be had here: {reason}; leave it out")
+    return BITS[weights]
 
 
-def _load_eight_bits(name: str, dtype: Any, *, sees: bool) -> Any:
-    """The model with weights in 8 bits, which computes in `dtype` between products."""
+def _load_rounded(name: str, bits: int, dtype: Any, *, sees: bool) -> Any:
+    """The model with rounded weights, which computes in `dtype` between products."""
     model = load_whole(name, device="cpu", sees=sees).requires_grad_(False)
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedError(
-            f"weights='int8' is for a model that is not quantised yet (got {name!r}); name its "
-            "original weights, or load it as it is"
+            f"weights='int{bits}' is for a model that is not quantised yet (got {name!r}); name "
+            "its original weights, or load it as it is"
         )
-    to_eight_bits(model, dtype)
+    round_model(model, bits, dtype)
     return model
 
 

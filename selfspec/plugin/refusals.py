@@ -119,7 +119,8 @@ def has_own_generate(model: PreTrainedModel) -> bool:
     That of a PEFT wrapper is known: it passes everything on to the model inside.
     """
     is_wrapper = hasattr(model, "get_base_model")
-    return not is_wrapper and type(model).generate is not GenerationMixin.generate
+    of_class = getattr(type(model), "generate", None)  # A wrapper may find it elsewhere.
+    return not is_wrapper and of_class is not GenerationMixin.generate
 
 
 def _num_processes() -> int:

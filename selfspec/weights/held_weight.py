@@ -84,7 +84,8 @@ class FileWeight(HeldWeight):
 class PackedWeight(HeldWeight):
     """The weight of a layer that is held in a packed format alone.
 
-    It has the weight's shape and device, and takes no memory but that of the packed matrix.
+    It has the weight's shape and device, and takes no memory but that of the packed matrix. If
+    `torch.func` is given the weight itself, torch asks this class nothing, and computes from NaN.
     """
 
     packed: PackedMatrix | None  # None once it was given back.
@@ -333,5 +334,5 @@ def _say_that_it_was_given_back() -> None:
 def _say_that_it_is_a_copy() -> None:
     _log.warning(
         "code reads weights that are held in packed form: it gets, and saves, copies, with the "
-        "rounded values of weights in 8 bits; what it writes to a copy is lost"
+        "values of rounded weights; what it writes to a copy is lost"
     )

@@ -110,6 +110,14 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
         SelfSpec().save_learned()
 
 
+def test_a_cache_without_rows_is_remembered(path):
+    """Such as that of a `SelfSpec` that never learned."""
+    spec = SelfSpec(learning="frozen")
+    write(spec)
+    spec.save_pretrained(path, tokenizer=TOKENIZER)
+    assert write(new_spec(path)) == write(None)
+
+
 def test_models_that_pad_their_vocabulary_differently_share_a_file(path, always):
     """The smaller one leaves out the ids that it does not have, and they stay in the file."""
     high = np.array([VOCAB + 9], np.int32)
@@ -219,6 +227,21 @@ class TestTrouble:
         assert caplog.text.count("what was learned is not saved: ") == 1
         spec.save_learned()  # Nothing of it was lost.
         assert set(tokens_kept(path)) >= set(tokens_of(spec))
+
+    def test_without_a_thread_to_save_in_nothing_is_lost(self, path, monkeypatch, always):
+        """A process may start no more of them than a container's limit lets it."""
+
+        def refuse(_thread):
+            raise RuntimeError("can't start new thread")
+
+        spec = new_spec(path)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            assert write(spec) == write(None)
+        assert not spec._learned._saving.locked()  # Else the process would not end.
+        write(spec, seed=2)
+        settled(spec)
+        assert tokens_kept(path) == tokens_of(spec)
 
     def test_what_can_not_be_written_is_refused_when_it_is_named(self, tmp_path):
         with pytest.raises(CacheError, match="must be a file in a folder that exists"):

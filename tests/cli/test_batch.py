@@ -245,7 +245,7 @@ def test_within_a_memory(batch, tmp_path, stock_text, writer):
     assert alone - beside == weights + kv_bytes(model, TOKENS_A_TEXT * (3 + OTHER_TEXTS))
 
 
-def test_weights_in_eight_bits_are_counted_as_such(tmp_path):
+def test_rounded_weights_are_counted_as_such(tmp_path):
     """One byte for each number, and not the four of the dtype that they are computed in."""
     saved_model(tmp_path, hidden_size=64)
     rounded = load(str(tmp_path), weights="int8")

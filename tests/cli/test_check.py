@@ -181,15 +181,15 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     assert packed == "selfspec.attach(model, selfspec.SelfSpec(), pack=True)"
     seeing, _ = python_lines(replace(asked, cache=None), found, sees=True)
     assert "AutoModelForImageTextToText" in seeing
-    eight_bits, _ = python_lines(replace(asked, weights="int8"), found, sees=True)
-    assert eight_bits.endswith('weights="int8", sees=True)')
+    rounded, _ = python_lines(replace(asked, weights="int8"), found, sees=True)
+    assert rounded.endswith('weights="int8", sees=True)')
 
 
-def test_large_models_on_a_cpu_may_take_eight_bits(run, chat_folder, prompts, monkeypatch):
+def test_large_models_on_a_cpu_may_be_rounded(run, chat_folder, prompts, monkeypatch):
     asked = ("check", chat_folder, "--prompts", prompts, *BRIEFLY)
     assert "--weights int8" not in run(*asked).stdout
     monkeypatch.setattr(check, "_MANY_PARAMETERS", 1)
-    monkeypatch.setattr("selfspec.weights.missing_for_eight_bits", lambda: None)
+    monkeypatch.setattr("selfspec.weights.rounding_reason", lambda _: None)
     assert "Compare with --weights int8" in run(*asked).stdout
 
 

@@ -36,7 +36,7 @@ def test_dtypes(plain_folder, tmp_path):
     assert load(tmp_path).dtype == torch.bfloat16
 
 
-def test_weights_in_eight_bits(plain_folder):
+def test_rounded_weights(plain_folder):
     model = load(plain_folder, device="cpu", weights="int8")
     loaded = Loaded(DraftOptions(model="tiny"), model, None)
     assert str(loaded) == "tiny (0.0M parameters in 8 bits, float32, cpu)"

@@ -81,6 +81,13 @@ def test_the_branch_that_was_right_longest_is_judged():
     assert budget.alpha == pytest.approx(0.005)
 
 
+def test_a_step_of_nothing_but_nan_moves_nothing():
+    budget = Fallback()
+    record = StepRecord(row=0, tree=DraftTree.of_root(1), path=[], committed_ids=[2])
+    budget.step(8).observe(TOOK, [record])
+    assert budget.alpha == Fallback().alpha
+
+
 def test_after_a_miss_it_comes_back():
     """Each next token is right with a chance of .8, and drafts know it."""
     dice, budget, num_tokens = random.Random(2), Fallback(), 0

@@ -265,6 +265,34 @@ def test_what_somebody_puts_around_an_attached_generate_stays() -> None:
     attach(model, spec).generate(**prompt(), max_new_tokens=5)
     assert lengths == [5]
     assert spec.stats.num_calls == 1
+    detach(model).generate(**prompt(), max_new_tokens=6)
+    assert lengths == [5, 6]
+    assert spec.total_stats.num_calls == 1
+    attach(model, spec).generate(**prompt(), max_new_tokens=7)
+    assert lengths == [5, 6, 7]
+    assert spec.total_stats.num_calls == 2
+    model.generate = inside
+    assert "generate" not in vars(detach(model))
+
+
+class Found:
+    """A wrapper that has `generate` from the model inside, as its class has none."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_wrapper_that_finds_generate_elsewhere(named: bool) -> None:
+    spec, stock = SelfSpec(), run(new_model(), prompt(), **GREEDY).ids
+    wrapper = attach(Found(new_model()), None if named else spec)
+    options = {"assistant": spec} if named else {}
+    ids = wrapper.generate(**prompt(), max_new_tokens=NUM_NEW, **GREEDY, **options)
+    assert_same_ids(ids, stock)
+    assert spec.total_stats.num_calls == named
 
 
 def test_a_call_goes_on_although_another_thread_has_detached_the_model() -> None:

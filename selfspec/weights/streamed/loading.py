@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from math import prod
 from time import perf_counter
 from typing import NamedTuple
@@ -17,16 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.eight_bits import (
-    EightBits,
-    attend_exactly,
-    attends_exactly,
-    hold_rounded,
-    kernels,
-)
-from selfspec.weights.held_weight import STREAMED, PackedWeight
+from selfspec.weights.held_weight import STREAMED, hold
 from selfspec.weights.packing import num_owners
-from selfspec.weights.rounding import Int8Rows, Products
+from selfspec.weights.rounded import RoundedMatrix, matrix_of
+from selfspec.weights.rounded_model import KEPT, attend_exactly
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -55,7 +50,7 @@ def load_within(
     max_texts: int,
     draft_model: PreTrainedModel | None,
     dtype: str | torch.dtype,
-    in_eight_bits: bool = False,
+    bits: int | None = None,
 ) -> PreTrainedModel:
     """`selfspec.load()` with a budget of memory."""
     start = perf_counter()
@@ -63,9 +58,9 @@ def load_within(
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
         stored = original = _stored(model, shards)
-        if in_eight_bits:
+        if bits is not None:
             attend_exactly(model)
-            stored = plan_rounded(model, original)
+            stored = plan_rounded(model, original, bits)
         layers = _layers_of(model, stored)
         sizes = _sizes(model, layers, stored, text_bytes(model, max_length, max_texts))
         budget = amount_in_bytes(max_memory, sizes.whole)
@@ -73,7 +68,7 @@ def load_within(
             more = draft_model_bytes(draft_model, max_length, max_texts)
             sizes = sizes._replace(fixed=sizes.fixed + more)
         chosen = choose_streamed(sizes, _streamable(model, layers), budget)
-        if in_eight_bits:
+        if bits is not None:
             path = rounded_file(stored, original, shards)
             opened.close()
             shards = [opened.enter_context(closing(Shard(path)))]
@@ -130,9 +125,8 @@ def _sizes(
     model: PreTrainedModel, layers: Sequence[_Layer], stored: Stored, num_bytes_of_texts: int
 ) -> Sizes:
     """What all parts take, in bytes."""
-    owners = num_owners(model)
-    resident = [_bytes_in_memory(layer.weights, stored, owners) for layer in layers]
-    whole = _bytes_in_memory(dict(model.named_parameters()), stored, owners)
+    resident = [_bytes_in_memory(layer.weights, stored) for layer in layers]
+    whole = _bytes_in_memory(dict(model.named_parameters()), stored)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     return Sizes(
         whole + buffers - sum(resident) + num_bytes_of_texts,
@@ -219,7 +213,7 @@ def _stream(
 
 
 def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight]:
-    """What is read for a weight: its values, or numbers of 8 bits and their scales."""
+    """What is read for a weight: its values, or rounded numbers and their scales."""
     if is_rounded(tensors):
         return [Weight(tensor.dtype, tensor.shape, [tensor]) for tensor in tensors]
     return [Weight(weight.dtype, tuple(weight.shape), tensors)]
@@ -230,15 +224,13 @@ def _places(model: PreTrainedModel, name: str, tensors: Sequence[StoredTensor]) 
     weight = model.get_parameter(name)
     if not is_rounded(tensors):
         return [Place.of(weight)]
-    numbers, scale = (torch.zeros((), dtype=tensor.dtype, device="cpu") for tensor in tensors)
-    rows = Int8Rows(numbers.expand(weight.shape), (scale + torch.nan).expand(len(weight)))
-    matrix = Products(kernels().in_file, rows, [len(weight)], attends_exactly(model))
-    layer = model.get_submodule(name.removesuffix(".weight"))
-    layer.weight = PackedWeight.of(weight, EightBits(matrix, 0), STREAMED)
-    return [
-        Place(lambda numbers: matrix.put(numbers=numbers), rows.numbers),
-        Place(lambda scale: matrix.put(scale=scale), rows.scale),
+    blanks = [
+        torch.zeros((), dtype=part.dtype, device="cpu").expand(part.shape) for part in tensors
     ]
+    matrix = matrix_of(blanks[0], blanks[1] + torch.nan)
+    hold(weight, matrix, STREAMED)
+    parts = {"numbers": matrix.numbers, "scales": matrix.scales}
+    return [Place(partial(setattr, matrix, part), empty) for part, empty in parts.items()]
 
 
 def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
@@ -246,7 +238,7 @@ def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
 
     Those named in `later` stay blank.
     """
-    scratch, values, rounded = new_scratch(), dict[str, torch.Tensor](), dict[str, Int8Rows]()
+    scratch, values, rounded = new_scratch(), dict[str, torch.Tensor](), dict[str, RoundedMatrix]()
     for name, empty in model.state_dict().items():
         if name in stored:
             values[name] = blank(empty)
@@ -258,13 +250,12 @@ def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
             if len(read) == 1:
                 values[name] = read[0]
             else:
-                rounded[name] = Int8Rows(*read)
+                rounded[name] = matrix_of(*read)
     missing = model.load_state_dict(values, strict=False, assign=True).missing_keys
     model.tie_weights(missing_keys=set(missing), recompute_mapping=False)
     check_complete([name for name, weight in model.named_parameters() if weight.is_meta])
-    if rounded:
-        weights = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
-        hold_rounded(model, weights)
+    for name, matrix in rounded.items():
+        hold(model.get_parameter(name), matrix, KEPT)
 
 
 def check_complete(missing: Sequence[str]) -> None:
@@ -276,12 +267,10 @@ def check_complete(missing: Sequence[str]) -> None:
         )
 
 
-def _bytes_in_memory(
-    weights: Mapping[str, nn.Parameter], stored: Stored, owners: Mapping[int, int]
-) -> int:
-    """What weights take in memory. In 8 bits, modules that share one have a copy of their own."""
+def _bytes_in_memory(weights: Mapping[str, nn.Parameter], stored: Stored) -> int:
+    """What weights take in memory, where modules share those that they have in common."""
     return sum(
-        sum(part.num_bytes for part in _parts(weight, stored[name])) * owners[id(weight)]
+        sum(part.num_bytes for part in stored[name])
         if is_rounded(stored.get(name, ()))
         else weight.nbytes
         for name, weight in weights.items()

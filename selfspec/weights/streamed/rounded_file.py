@@ -1,4 +1,4 @@
-"""A model's weights in 8 bits on disk: written once, into a file that a streamed model reads.
+"""A model's rounded weights on disk: written once, into a file that a streamed model reads.
 
 It is in the user's cache folder, under a name that changes with what rounding depends on. When it
 is made anew, older files of the same weights go. A rounded weight is whole numbers and their
@@ -22,31 +22,32 @@ from transformers import PreTrainedModel
 
 from selfspec.errors import WeightsError, one_line
 from selfspec.machine.user_files import remove_scratch, replacing, user_folder
-from selfspec.weights.eight_bits import progress, users_in_eight_bits
-from selfspec.weights.rounding import Int8Rows
+from selfspec.weights.rounded import round_weight, stored_forms
+from selfspec.weights.rounded_model import progress, weights_to_round
 from selfspec.weights.streamed.files import Shard, StoredTensor
 from selfspec.weights.streamed.layer_weights import ALIGNMENT, new_scratch, read_into
 
 _log = logging.getLogger("selfspec")
 
-_VERSION = 4  # Another way of rounding, or of writing, needs another number.
+_VERSION = 5  # Another way of rounding, or of writing, needs another number.
 
+_BITS = {torch.int8: 8, torch.uint8: 4}
 Stored = Mapping[str, Sequence[StoredTensor]]  # by the names of weights
 
 
 def is_rounded(tensors: Sequence[StoredTensor]) -> bool:
-    """Are these a weight in 8 bits and its scales?"""
-    return len(tensors) == 2 and tensors[0].dtype is torch.int8
+    """Are these a rounded weight and its scales?"""
+    return len(tensors) == 2 and tensors[0].dtype in _BITS
 
 
-def plan_rounded(model: PreTrainedModel, stored: Stored) -> Stored:
+def plan_rounded(model: PreTrainedModel, stored: Stored, bits: int) -> Stored:
     """Where the file will have the weights. Until then, the tensors name another file."""
-    rounded = {id(weight) for weight, _ in users_in_eight_bits(model)}
+    rounded = dict(weights_to_round(model, bits))
     plan, end = dict[str, list[StoredTensor]](), 0
     for name, weight in model.state_dict(keep_vars=True).items():
         forms = [(weight.dtype, tuple(weight.shape))]
-        if id(weight) in rounded:
-            forms = [(torch.int8, tuple(weight.shape)), (torch.float32, (len(weight),))]
+        if weight in rounded:
+            forms = stored_forms(tuple(weight.shape), rounded[weight])
         for dtype, shape in forms if name in stored else ():
             start = -(-end // ALIGNMENT) * ALIGNMENT
             tensor = StoredTensor(next(iter(stored.values()))[0].shard, start, dtype, shape)
@@ -62,10 +63,10 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
     parent = user_folder()
     if parent is None:
         raise WeightsError(
-            "weights='int8' with max_memory needs a home folder, for a file with rounded weights "
-            "(there is none); set HOME, or leave weights out"
+            "weights= with max_memory needs a home folder, for a file with rounded weights (there "
+            "is none); set HOME, or leave weights out"
         )
-    path = parent / "eight-bits" / _name(plan, stored, shards)
+    path = parent / "rounded" / _name(plan, stored, shards)
     if _is_whole(path, plan):
         return path
     try:
@@ -97,7 +98,10 @@ def _name(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> str:
         [name, *((part.shard.state[0], *map(str, part[1:])) for part in stored[name])]
         for name in plan
     ]
-    return f"{_digest(layout, paths)}-{_digest(_VERSION, parts, [s.state for s in shards])}.weights"
+    # In 4 bits, numbers are in the order that this processor reads.
+    made_by = _VERSION, torch.backends.cpu.get_cpu_capability()
+    made_of = parts, [shard.state for shard in shards]
+    return f"{_digest(layout, paths)}-{_digest(*made_by, *made_of)}.weights"
 
 
 def _digest(*made_of: Any) -> str:
@@ -128,13 +132,16 @@ def _write(path: Path, plan: Stored, stored: Stored) -> None:
     scratch, total = new_scratch(), sum(tensors[0].numel for tensors in plan.values())
     with replacing(path) as file, progress("Rounding weights, this once", total) as bar:
         for name, tensors in plan.items():
-            rounds, like = is_rounded(tensors), tensors[0]
-            dtype = stored[name][0].dtype if rounds else like.dtype
-            full = torch.empty(like.shape, dtype=dtype, device="cpu")
+            like, bits = tensors[0], _BITS[tensors[0].dtype] if is_rounded(tensors) else None
+            dtype, shape = like.dtype, like.shape
+            if bits is not None:
+                dtype, shape = stored[name][0].dtype, (shape[0], shape[1] * 8 // bits)
+            full = torch.empty(shape, dtype=dtype, device="cpu")
             read_into(full, stored[name], scratch)
-            parts = Int8Rows.of(full) if rounds else (full,)
+            rounded = None if bits is None else round_weight(full, bits)
+            parts = [full] if rounded is None else [rounded.numbers, rounded.scales]
             for tensor, part in zip(tensors, parts, strict=True):
                 file.write(bytes(tensor.offset - file.tell()))
                 values: Any = part.view(-1).view(torch.uint8).numpy()
                 file.write(values)
-            bar.update(full.numel())
+            bar.update(like.numel)
