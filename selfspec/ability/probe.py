@@ -130,10 +130,10 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(reason)._replace(whole_reason=whole_reason)
-    # What keeps a model from chains, which ask less of it, keeps it from trees too. But another
-    # attention may allow both.
-    has_fix = isinstance(types, str) and "attn_implementation" in types
-    return DraftSupport("plain", reason if has_fix else chain_reason, None)
+    # What keeps a model from chains, which ask less of it, keeps it from trees too. But what is
+    # known of a decoder says more than the error of a trial.
+    is_known = isinstance(types, str) and tried is model and chain_reason.startswith("trying ")
+    return DraftSupport("plain", reason if is_known else chain_reason, None)
 
 
 def _plain_reason(model: PreTrainedModel) -> str | None:

@@ -27,6 +27,7 @@ def load_cache(
     of another tokenizer.
     """
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
+    file_of(path_or_hub_id)  # Refuses what is no name.
     name = os.fspath(path_or_hub_id)
     if os.path.isfile(beside_weights := os.path.join(name, FILE_NAME)):
         name = beside_weights

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unknown_name
+from selfspec.machine.hub import check_model_name
 from selfspec.plugin.attach import attach
 from selfspec.weights import BITS, pack_loaded, round_model, rounding_reason
 from selfspec.weights.held_weight import STREAMED
@@ -81,10 +82,11 @@ def load(
             f"{_OPTIONS_OF_TRANSFORMERS[option]}, or load the model by transformers and call "
             "selfspec.attach(model)"
         )
+    check_model_name(str(name), "name")
     source, target, wanted = str(name), _device(device), _dtype(dtype)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
-        if number < 1:
-            raise ConfigError(f"{what} must be >= 1 (got {number})")
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"{what} must be a whole number >= 1 (got {number!r})")
     if target.type != "cpu" and (max_memory is not None or weights is not None):
         raise ConfigError(
             f"max_memory and weights are for a CPU (got device={str(target)!r}); name "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -108,12 +108,18 @@ class SelfSpec:
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
-        for source in extra_sources:
-            if not isinstance(source, Source):
+        is_list = isinstance(extra_sources, Iterable)
+        for source in extra_sources if is_list else [extra_sources]:
+            if not (is_list and isinstance(source, Source)):
                 raise ConfigError(
-                    f"extra_sources must be sources of your own (got {shown(source)}); sources= "
-                    "names those of selfspec"
+                    f"extra_sources must be a list of sources of your own (got {shown(source)}); "
+                    "sources= names those of selfspec"
                 )
+        if not isinstance(contents, CacheContents | None):
+            raise ConfigError(
+                f"contents must be what load_cache() of selfspec.cache returns (got "
+                f"{shown(contents)}); SelfSpec.from_pretrained() takes the name of a cache"
+            )
         parts = {"budget": own_budget, "shape": shape, "calibration": calibration}
         self._parts = [f", {name}={type(p).__name__}" for name, p in parts.items() if p is not None]
         if extra_sources:

@@ -9,10 +9,11 @@ import torch
 
 from selfspec.cli import loading
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, check_model_name, load_model, load_tokenizer, memory_note
+from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
+from selfspec.machine.hub import check_model_name
 from selfspec.weights import is_packed_in_place
 from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
