@@ -17,6 +17,8 @@ MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is a
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
+# Names of a draft model that is the model itself, with rounded weights.
+ROUNDED = ("int4", "int8")
 SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "heads")
 
 

@@ -25,6 +25,7 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, Seen, learn
 from selfspec.machine.device import CPU, Device, Fetched, device_for
+from selfspec.neural.self_draft import SelfDraft
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.row import Row
@@ -119,7 +120,11 @@ class Engine:
             num_readable=self._num_readable,
             banned=unplaced_id(model),
         )
-        shared = RowStart(budget=self.budget, num_rows=len(self.rows) + len(prompt.input_ids))
+        shared = RowStart(
+            budget=self.budget,
+            num_rows=len(self.rows) + len(prompt.input_ids),
+            kv=self.backend.kv,
+        )
         rows = prompt.new_rows(prefilled, shared, self._model_sources, new_drafter)
         self.sharing.joined(prompt, prefilled)
         # A streamer has the first tokens before there are tables, or slots for drafts.
@@ -287,4 +292,8 @@ class Engine:
         stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
         stats.heads_reason = self._runner.why_no_heads(backend)
+        if isinstance(source := prompt.draft_model, SelfDraft):
+            stats.draft_model_bytes = source.num_bytes
+            forwards = stats.num_draft_forwards
+            stats.draft_model_reason = source.idle_reason(forwards, stats.num_steps)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

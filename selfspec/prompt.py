@@ -38,7 +38,6 @@ from selfspec.forward.prompt import (
     given_positions,
     placing_reason,
 )
-from selfspec.neural.small_model import DraftModel
 from selfspec.row import Row, Streamer, stream_to
 from selfspec.row_rules import choosers_of, end_ids
 from selfspec.runner import ModelRunner
@@ -58,7 +57,7 @@ class Call:
     stopping_criteria: StoppingCriteriaList
     streamer: Streamer | None  # Hears each token once all rows have it.
     predictions: Sequence[Prediction | None]  # One for each row.
-    draft_model: DraftModel | None = None
+    draft_model: Source | None = None
     max_nodes: int  # of the trees of a row
     max_length: int  # How long a text may get, the prompt with its padding included.
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.

@@ -89,9 +89,12 @@ class GenerationStats:
         packing_note: What packing the model's weights would bring on this machine; None if nothing
             is known to.
         heads_reason: Why the heads that the model's config names were not asked.
+        draft_model_reason: Why the model's own rounded weights were not asked, or hardly ever.
         kept_reason: Why the last prompt that could not go on after another text's could not, where
             keys and values are kept.
         table_bytes: What the LUTs and the memory of texts take.
+        packed_bytes: What second copies of weights take.
+        draft_model_bytes: What the model's rounded weights that draft for it take.
         captured_bytes: What captured forwards keep from call to call: KV slots and logits.
     """
 
@@ -119,8 +122,10 @@ class GenerationStats:
     eager_reason: str | None = field(default=None, metadata=_LATEST)
     packing_note: str | None = field(default=None, metadata=_LATEST)
     heads_reason: str | None = field(default=None, metadata=_LATEST)
+    draft_model_reason: str | None = field(default=None, metadata=_LATEST)
     kept_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
+    draft_model_bytes: int = field(default=0, metadata=_LATEST)
     captured_bytes: int = field(default=0, metadata=_LATEST)
 
     @property
@@ -260,6 +265,7 @@ class GenerationStats:
             yield f"{some}{drafted}: {self.disabled_reason}"
         yield self.paused
         yield self.heads_reason and f"its heads were not asked: {self.heads_reason}"
+        yield self.draft_model_reason and f"it did not draft for itself: {self.draft_model_reason}"
         yield self.kept_reason and f"a prompt was read whole: {self.kept_reason}"
         if self.num_prompt_tokens_kept:
             yield f"{self.num_prompt_tokens_kept} tokens of prompts were not read again"

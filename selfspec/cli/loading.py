@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
+from selfspec.config import ROUNDED
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.hub import MODEL_FILES, ask_once, check_model_name
 from selfspec.machine.memory import amount_in_bytes
@@ -37,7 +38,7 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     cache: CacheContents | None = None
-    draft_model: PreTrainedModel | None = None
+    draft_model: PreTrainedModel | str | None = None
     images: ImageReader = field(default_factory=ImageReader)
 
     @classmethod
@@ -69,8 +70,10 @@ class Loaded:
         cache = None if options.cache is None else load_cache(options.cache, tokenizer=tokenizer)
         if options.remember is not None:  # Refuses a file of another tokenizer.
             RememberedFile(options.remember, tokenizer, saves=False)
-        draft_model = None
-        if options.draft_model is not None:
+        draft_model: PreTrainedModel | str | None = None
+        if options.draft_model in ROUNDED:
+            draft_model = options.draft_model
+        elif options.draft_model is not None:
             _find_model(options.draft_model, "--draft-model")
             small = ModelOptions(
                 model=options.draft_model, device=options.device, dtype=options.dtype
@@ -142,13 +145,16 @@ class Loaded:
         """What keys and values of all texts may take: what the models leave of `--max-memory`."""
         if self.options.max_memory is None:
             return None
+        from selfspec.neural.rounded_copy import copy_bytes
         from selfspec.weights import weight_bytes
         from selfspec.weights.streamed.memory_plan import kv_bytes
 
         num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
         weights, set_aside = weight_bytes(self.model), kv_bytes(self.model, num_tokens)
         left = amount_in_bytes(self.options.max_memory, weights + set_aside) - weights
-        if self.draft_model is not None:  # It keeps the texts' keys and values, too.
+        if isinstance(self.draft_model, str):
+            left -= copy_bytes(self.model, self.draft_model)
+        elif self.draft_model is not None:  # It keeps the texts' keys and values, too.
             left -= weight_bytes(self.draft_model) + kv_bytes(self.draft_model, num_tokens)
         return max(left, set_aside)
 
@@ -160,7 +166,7 @@ def check_options(options: ModelOptions) -> None:
     if isinstance(options, RunOptions) and options.max_memory is not None:
         amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
     if isinstance(options, DraftOptions):
-        names["--draft-model"] = options.draft_model
+        names["--draft-model"] = None if options.draft_model in ROUNDED else options.draft_model
     for option, name in names.items():
         if name is not None:
             check_model_name(name, option)

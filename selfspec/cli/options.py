@@ -81,7 +81,7 @@ class DraftOptions(RunOptions):
     remember: _Kept = None
     """Start from, and add to, this file: pieces of texts."""
     draft_model: _Kept = None
-    """A small model of the same tokenizer that drafts too."""
+    """A small model that drafts too; int4 or int8: the model itself, rounded."""
 
 
 @Parameter(name="*")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -161,6 +162,31 @@ def execution_device(model: nn.Module) -> torch.device | None:
         if device is not None:
             return torch.device(device)
     return None
+
+
+def bare_twin(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> Any:
+    """A second tree of modules over the same tensors, without hooks and without compiled code.
+
+    `twins` has what stands for some modules, and gets the others. Functions that were set on a
+    module, and stand for a method of its class, are left out. Without torch's private dictionaries
+    a twin could not be made.
+    """
+    if module not in twins:
+        twin = twins[module] = object.__new__(type(module))
+        blank = vars(nn.Module())  # Has no hooks.
+        for name, value in vars(module).items():
+            stands_for_method = isinstance(value, MethodType) or hasattr(nn.Module, name)
+            stands_for_method |= callable(getattr(type(module), name, None))
+            if name not in blank and not stands_for_method:
+                vars(twin)[name] = value
+        vars(twin).update(blank, training=False)
+        for name in ("_parameters", "_buffers"):
+            vars(twin)[name] = dict(vars(module)[name])
+        vars(twin)["_modules"] = {
+            name: None if part is None else bare_twin(part, twins)
+            for name, part in vars(module)["_modules"].items()
+        }
+    return twins[module]
 
 
 class Modules(NamedTuple):

@@ -30,6 +30,9 @@ States = dict[int, Any]
 
 # A best child that was not looked for yet is guessed to have at least half of its parent's score.
 _LEAST_HOPE = 0.5
+# Where a candidate is surer than this, a look that takes time is worth what is left beside it.
+# Elsewhere it is worth more: the chain that it begins goes on.
+_SURE = 0.8
 
 Score = Callable[[float, int, int], float | None]  # of a chance, a depth and a rank
 Priority = Callable[[float, int], float]  # of a score and a depth
@@ -186,9 +189,7 @@ class TreeGrower:
     def _look(self, node: int) -> Siblings:
         tree = self.tree
         states = self._states[node] = self._states_at(node)
-        for index, state in states.items():
-            cursor = self.current = self.cursors[index]
-            cursor.read(state, tree.scores[node])
+        self._read(states, tree.scores[node])
         evidence = self._evidence(states)
         self.current = None
         try:
@@ -198,6 +199,18 @@ class TreeGrower:
             raise
         tree.looked_at[node] = siblings
         return siblings
+
+    def _read(self, states: States, score: float) -> None:
+        """Lets the cursors that take time look, unless the others are sure of what comes next."""
+        slow = [index for index in states if self.cursors[index].takes_time]
+        if slow:
+            evidence = self._evidence({i: state for i, state in states.items() if i not in slow})
+            known = max(map(self._probability, evidence.values()), default=0.0)
+            if known > _SURE:
+                score *= 1 - known
+            for index in slow:
+                cursor = self.current = self.cursors[index]
+                cursor.read(states[index], score)
 
     def _blame(self, states: States) -> None:
         """Raises the error of the cursor whose candidates are no tokens with evidence.

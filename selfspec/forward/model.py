@@ -42,6 +42,15 @@ class AttentionTypes(NamedTuple):
     states: frozenset[int] = frozenset()
     functions: tuple[Function, ...] = ()
 
+    @property
+    def reading_reason(self) -> str | None:
+        """Why a copy of the model can't read drafts on the model's slots; None if it can."""
+        if self.states:
+            return "the model keeps running states"
+        if any(window.form == "chunked" for window in self.windows.values()):
+            return "the model attends within chunks"
+        return None
+
 
 class EagerForwards(NamedTuple):
     """How forwards are run that are not captured, as `GenerationStats` tells it."""

@@ -57,7 +57,7 @@ class TreeKV:
         self.states = States()
         self.cache = DynamicCache()
         self.cache.layers = layers_for(attention.by_layer, attention.states, self)
-        self._attention = attention
+        self.attention = attention
         self._stock_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
         self._members: dict[Format, list[Member]] = {}
         self._parts: list[Slots] = []
@@ -76,6 +76,12 @@ class TreeKV:
     @property
     def generation(self) -> int:
         return self._generation + self.states.generation
+
+    def reading_reason(self) -> str | None:
+        """Why a copy of the model can't read drafts on these slots now; None if it can."""
+        if self.policy.is_fixed:
+            return "captured forwards have slots of a fixed shape"
+        return None if self.visible is None else "the prompt has padding"
 
     @property
     def num_rows(self) -> int:
@@ -143,7 +149,7 @@ class TreeKV:
         The layers show their places, and the next ones if a forward has surplus rows.
         """
         front = max(row.num_columns for row in rows)
-        end, firsts = front + width, dict.fromkeys(self._attention.windows, 0)
+        end, firsts = front + width, dict.fromkeys(self.attention.windows, 0)
         for part in self._parts:
             if end - part.first > part.size.columns:
                 try:
@@ -247,12 +253,12 @@ class TreeKV:
 
     def _begin(self, cache: Cache, num_tokens: int) -> None:
         """Slots of the right formats for a first row; those of an earlier call, if they will do."""
-        members, drops = members_in(cache, self._attention.by_layer), self.policy.drops
+        members, drops = members_in(cache, self.attention.by_layer), self.policy.drops
         if members != self._members:
             self._members, self._parts = members, split(members, num_tokens if drops else LARGE)
             self._generation += 1
         for part in self._parts:
-            window = self._attention.windows[part.attention_type].size if drops else 0
+            window = self.attention.windows[part.attention_type].size if drops else 0
             part.begin(cache.layers[part.members[0][0]], int(cache.get_seq_length()), window)
         self._end = 0
 

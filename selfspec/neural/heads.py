@@ -19,7 +19,6 @@ from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.machine.device import own_seed, upload
 from selfspec.machine.memory import free_memory
-from selfspec.neural.small_model import likeliest
 from selfspec.records import HEADS, Likely
 from selfspec.weights.streamed import is_streamed
 
@@ -157,3 +156,13 @@ class HeadText:
         num_gone = max(len(self._states) - number, 0)
         self._states, self._places = self._states[num_gone:], self._places[num_gone:]
         self._next = self._next[num_gone:]
+
+
+def likeliest(logits: torch.Tensor, num: int) -> list[Likely]:
+    """The likeliest tokens, with their chances, by the logits (N, V) of some nodes."""
+    logits = logits.float()
+    top = logits.topk(min(num, logits.shape[-1]))
+    chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
+    # One copy, since a copy waits for the device; a float holds every id below 2**24.
+    rows = torch.stack([top.indices.float(), chances], dim=1).tolist()
+    return [list(zip(map(int, ids), shares, strict=True)) for ids, shares in rows]

@@ -16,37 +16,25 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.draft.sources.source import Cursor, RowStart, Source, nothing
-from selfspec.draft.sources.state_cursor import bins
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.forward.model import device_of, takes
 from selfspec.machine.device import upload
+from selfspec.neural.named import AGAINST, named, ranked
 from selfspec.records import (
     DRAFT_MODEL,
-    MAX_BIN,
     Candidate,
-    Evidence,
+    Draws,
     Likely,
     StepRecord,
     TimeBudget,
 )
 
 _CHUNK = 512  # At most this many tokens are read in one forward.
-_LEAST = 1 / 128
 # More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
 # Each part's time tells what the next one will take.
 _FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
 
 Drafts = tuple[int, ...]  # The tokens after the committed text.
-
-
-def likeliest(logits: torch.Tensor, num: int) -> list[Likely]:
-    """The likeliest tokens, with their chances, by the logits (N, V) of some nodes."""
-    logits = logits.float()
-    top = logits.topk(min(num, logits.shape[-1]))
-    chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
-    # One copy, since a copy waits for the device; a float holds every id below 2**24.
-    rows = torch.stack([top.indices.float(), chances], dim=1).tolist()
-    return [list(zip(map(int, ids), shares, strict=True)) for ids, shares in rows]
 
 
 class DraftModel(Source):
@@ -66,26 +54,30 @@ class DraftModel(Source):
         self._options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def open(self, row: RowStart) -> DraftModelCursor:
-        text = DraftText(self, row.count_forward)
-        return DraftModelCursor(text, row.prompt_ids, row.budget, row.max_new_tokens)
+        text = DraftText(self, row.count_forward, row.draws)
+        return DraftModelCursor(text, row.prompt_ids, row.budget, row.max_new_tokens, row.draws)
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The logits (V,) after further tokens (1, N) of a text."""
         output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
-    def likely(self, logits: torch.Tensor) -> Likely:
-        return likeliest(logits[None, : self._num_named], self._top_k)[0]
+    def likely(self, logits: torch.Tensor, draws: Draws, depth: int) -> Likely:
+        return ranked(logits[: self._num_named], self._top_k, draws, depth)
 
 
 class DraftText:
     """One row's text as a small model has read it, with drafts at its end."""
 
     def __init__(
-        self, draft_model: DraftModel, count_forward: Callable[[], None] = nothing
+        self,
+        draft_model: DraftModel,
+        count_forward: Callable[[], None] = nothing,
+        draws: Draws = Draws(),  # noqa: B008 has no state
     ) -> None:
         self._draft_model = draft_model
         self._count_forward = count_forward
+        self._draws = draws
         self._cache = DynamicCache()  # Windowed layers keep all columns, so that drafts can go.
         self._length = 0
 
@@ -96,10 +88,11 @@ class DraftText:
         return float("inf") if longest is None else longest - self._length
 
     @torch.no_grad()
-    def read(self, token_ids: Sequence[int]) -> Likely:
+    def read(self, token_ids: Sequence[int], depth: int = 0) -> Likely:
         """Reads further tokens, one at least; returns what is likely after them.
 
-        An id that the model lacks is read as its last one.
+        `depth` is how many drafts the text has then. An id that the model lacks is read as its
+        last one.
         """
         last = self._draft_model.config.vocab_size - 1
         known = [token if 0 <= token < last else last for token in token_ids]
@@ -108,7 +101,7 @@ class DraftText:
             self._count_forward()
             logits = self._draft_model.forward(part, self._cache)
             self._length += part.shape[1]
-        return self._draft_model.likely(logits)
+        return self._draft_model.likely(logits, self._draws, depth)
 
     def crop(self, num_tokens: int) -> None:
         if num_tokens:
@@ -124,8 +117,8 @@ class DraftModelCursor(Cursor):
     more than the `num_left` tokens to come.
     """
 
-    # What the model does not name after a token that it has read is unlikely.
-    evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
+    takes_time = True
+    evidence_against = AGAINST
 
     def __init__(
         self,
@@ -133,10 +126,12 @@ class DraftModelCursor(Cursor):
         prompt_ids: Sequence[int],
         budget: TimeBudget,
         num_left: float = float("inf"),
+        draws: Draws = Draws(),  # noqa: B008 has no state
     ) -> None:
         self._text = text
         self._budget = budget
         self._num_left = num_left
+        self._draws = draws
         self._worth = SourceWorth()  # of forwards over one token
         self._part, self._per_token = _FIRST_PART, 0.0  # Tokens of the next; seconds in the last.
         self._unread = list(prompt_ids)  # Committed tokens.
@@ -172,10 +167,10 @@ class DraftModelCursor(Cursor):
         if not state or len(state) != len(self._named) or not self._pays(score, 1):
             return
         start = perf_counter()
-        likely = self._text.read(state[-1:])
+        likely = self._text.read(state[-1:], len(state))
         self._worth.observe(seconds=perf_counter() - start)
         self._chain.append(state[-1])
-        self._named.append(_candidates(likely))
+        self._named.append(self._candidates(likely, len(state)))
 
     def expand(self, state: Drafts) -> list[Candidate]:
         """What the model named there, if it has read this far."""
@@ -207,13 +202,7 @@ class DraftModelCursor(Cursor):
         """Reads committed tokens; at their end it is known what may come next."""
         likely = self._text.read(self._unread[:num_tokens])
         self._unread = self._unread[num_tokens:]
-        self._named = [] if self._unread else [_candidates(likely)]
+        self._named = [] if self._unread else [self._candidates(likely, 0)]
 
-
-def _candidates(likely: Likely) -> list[Candidate]:
-    candidates = []
-    for rank, (token, chance) in enumerate(likely, 1):
-        if chance >= _LEAST:
-            halved, sureness = bins(chance)
-            candidates.append((token, Evidence(DRAFT_MODEL, 0, rank, sureness, halved)))
-    return candidates
+    def _candidates(self, likely: Likely, depth: int) -> list[Candidate]:
+        return named(likely, is_drawn=self._draws.noise(depth) is not None)

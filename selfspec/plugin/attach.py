@@ -203,8 +203,8 @@ def _check_for_default(
     draft_model = assistant.draft_model
     if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
         raise UnsupportedError(reason)
-    if draft_model is not None:
-        new_draft_model(draft_model, inside_wrappers(model), 1, assistant.runner)
+    if draft_model is not None and not isinstance(draft_model, str):
+        new_draft_model(draft_model, inside_wrappers(model), 1, 1, assistant.runner)
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from selfspec.config import ROUNDED
+from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
+from selfspec.neural.rounded_copy import rounded_copy
+from selfspec.neural.self_draft import SelfDraft
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
 
@@ -19,7 +23,8 @@ def check_draft_model(model: PreTrainedModel) -> None:
     config = getattr(model, "config", None)
     if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
         raise ConfigError(
-            f"draft_model must be a causal language model of transformers (got {model!r:.80})"
+            "draft_model must be a causal language model of transformers, or 'int4' or 'int8' for "
+            f"the model itself, rounded (got {model!r:.80})"
         )
     if config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise ConfigError(
@@ -29,15 +34,18 @@ def check_draft_model(model: PreTrainedModel) -> None:
 
 
 def new_draft_model(
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | str,
     target: PreTrainedModel,
+    num_rows: int,
     num_tokens: int,
     runner_of: Callable[[PreTrainedModel], ModelRunner],
-) -> DraftModel:
+) -> Source:
     """How a draft model is asked in one call; a pair of models is checked when it is new.
 
     Refuses a prompt without tokens, of which it could read nothing.
     """
+    if isinstance(draft, str) and draft in ROUNDED:
+        return _of_itself(draft, target, num_rows, runner_of(target))
     check_draft_model(draft)
     if num_tokens == 0:
         raise UnsupportedError(
@@ -49,6 +57,17 @@ def new_draft_model(
         _check_pair(draft, target, runner_of(draft))
         runner.draft_models.add(draft)
     return DraftModel(draft, num_ids=num_readable(target), top_k=runner.config.top_k)
+
+
+def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRunner) -> SelfDraft:
+    """The model's rounded copy, made where it can draft for the call, or why it can't."""
+    ability = runner.ability()
+    if ability.attention is None:
+        reason: str | None = "no trees are verified, whose slots it needs"
+    else:
+        several = "several texts share its forwards" if num_rows > 1 else None
+        reason = several or ability.attention.reading_reason
+    return SelfDraft(reason or rounded_copy(model, name), runner.config.top_k)
 
 
 def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, runner: ModelRunner) -> None:

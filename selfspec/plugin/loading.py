@@ -20,7 +20,9 @@ from selfspec.weights.streamed import check_complete, is_streamed, load_within
 _OPTIONS_OF_TRANSFORMERS = {
     "torch_dtype": "dtype=",
     "device_map": "device=",
-    **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "weights='int8'"),
+    "load_in_8bit": "weights='int8'",
+    "load_in_4bit": "weights='int4'",
+    "quantization_config": "weights=",
 }
 
 

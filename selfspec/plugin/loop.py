@@ -46,7 +46,7 @@ class Loop:
     spec: SelfSpec
     streamer: Streamer | None
     synced_gpus: bool
-    draft_model: PreTrainedModel | None
+    draft_model: PreTrainedModel | str | None
     prediction: Any  # Token ids of one text for all prompts, or a list with those of one for each.
     max_nodes: int  # of the trees of this call
     is_default: bool = False  # Did the call not name the assistant?
@@ -68,7 +68,10 @@ class Loop:
         start, spec, draft_model = perf_counter(), self.spec, None
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
         if self.draft_model is not None:
-            draft_model = new_draft_model(self.draft_model, model, input_ids.shape[1], spec.runner)
+            num_rows, num_tokens = input_ids.shape
+            draft_model = new_draft_model(
+                self.draft_model, model, num_rows, num_tokens, spec.runner
+            )
         length = length_limit(stopping_criteria)
         num_returned = generation_config.num_return_sequences or 1
         call = Call(

@@ -21,6 +21,7 @@ from selfspec.ability.probe import DraftSupport
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
+from selfspec.config import ROUNDED
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
 from selfspec.prompt import Call, Route, SeenCall
@@ -133,7 +134,8 @@ def _lacks_ids_for_draft_model(call: Arguments) -> bool:
     # Without any prompt, stock makes one of the first token.
     has_embeds = call.arguments.get("inputs_embeds") is not None
     has_ids = any(call.arguments.get(name) is not None for name in ("inputs", "input_ids"))
-    return call.draft_model is not None and has_embeds and not has_ids
+    reads_prompt = call.draft_model not in (None, *ROUNDED)
+    return reads_prompt and has_embeds and not has_ids
 
 
 def _other_kv(call: SeenCall) -> str | None:

@@ -21,7 +21,7 @@ from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
-from selfspec.config import SpecConfig
+from selfspec.config import ROUNDED, SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
@@ -66,7 +66,8 @@ class SelfSpec:
         budget: A `Budget` of your own, or the knob of that name.
         shape: A `Shape` of your own, which says which trees are drafted.
         calibration: How evidence becomes a chance, for sources that know it; None: it is counted.
-        draft_model: A small model of transformers with the same tokenizer, which drafts too.
+        draft_model: A small model of transformers with the same tokenizer, which drafts too. Or
+            "int4" or "int8": the model itself, with weights that are rounded to 4 or 8 bits.
             ``generate(..., assistant_model=small)`` names one for a single call.
 
     Attributes:
@@ -102,7 +103,7 @@ class SelfSpec:
             if part is not None and not isinstance(part, wanted):
                 name = wanted.__name__
                 raise ConfigError(f"{name.lower()} must be a {name} (got {part!r:.80})")
-        if draft_model is not None:
+        if draft_model is not None and draft_model not in ROUNDED:
             check_draft_model(draft_model)
         self.config = (config or SpecConfig()).changed(**knobs)
         self.stats = GenerationStats()

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from selfspec.cli import check, comparison
+from selfspec.cli import check, comparison, report
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.paint import harmless
 from selfspec.cli.questions import Question, snippets
@@ -208,3 +208,22 @@ def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     found.parted.add("a")
     assert print_report(console, found, writer.options) == status
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)
+
+
+def test_it_measures_the_models_own_weights_as_draft_model(run, chat_folder, prompts, monkeypatch):
+    monkeypatch.setattr(report, "_ENOUGH", 8)
+    monkeypatch.setattr(check, "_MOST_TOKENS", 24)
+    said = run("check", chat_folder, "--prompts", prompts, *BRIEFLY).stdout
+    (line,) = re.findall("With its own weights in 4 bits as draft model too: .*", said)
+    assert re.search(r"greedy \d\.\d\dx \(.*, at temperature 0.7 \d\.\d\dx", line)
+    assert "Leave it out." in line or 'Set SelfSpec(draft_model="int4")' in line
+
+
+def test_a_model_that_cant_draft_for_itself_says_why(run, prompts, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_ENOUGH", 8)
+    monkeypatch.setattr(check, "_MOST_TOKENS", 24)
+    folder = tmp_path / "gpt2"
+    new_model("gpt2", vocab_size=512).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    said = run("check", folder, "--prompts", prompts, *BRIEFLY).stdout
+    assert "It can't draft for itself: most of its weights are in no linear layers." in said

@@ -24,7 +24,7 @@ class CountingText:
         self.ids: list[int] = []
         self.log: list[object] = []
 
-    def read(self, token_ids: Sequence[int]) -> Likely:
+    def read(self, token_ids: Sequence[int], depth: int = 0) -> Likely:
         self.log.append(list(token_ids))
         self.ids += token_ids
         return [(self.ids[-1] + 1, 0.6), (self.ids[-1] + 2, 0.3), (self.ids[-1] + 3, 0.001)]
@@ -62,8 +62,8 @@ def cursor_over(
 
 def test_a_chain_with_runners_up() -> None:
     text = CountingText()
-    tree = grown(cursor_over(text, [7, 8, 10]), 10, 5)
-    assert text.log == [[7, 8, 10], [11], [12]]  # One token a forward.
+    tree = grown(cursor_over(text, [7, 8, 10]), 10, 10)
+    assert text.log[:3] == [[7, 8, 10], [11], [12]]  # One token a forward.
     assert {10, 11, 12} <= set(tree.tokens)
     assert {tree.tokens[node] for node in tree.children[0].values()} == {11, 12}
     assert {kind.source for kinds in tree.evidence[1:] for kind in kinds} == {"draft model"}
@@ -78,7 +78,7 @@ def test_what_it_does_not_name_is_unlikely_where_it_has_read_and_nowhere_else() 
 
 
 def test_it_reads_as_long_as_the_chain_is_likely_enough() -> None:
-    for least, num_read in ((0.8, 0), (0.6, 1), (0.4, 2), (0.3, 3)):  # 0.7, 0.49, 0.34, …
+    for least, num_read in ((0.9, 0), (0.7, 1), (0.6, 2), (0.5, 3)):  # 0.82, 0.67, 0.55, …
         text = CountingText()
         grown(cursor_over(text, [10], least), 10, 20)
         assert len(text.log) == 1 + num_read
@@ -86,7 +86,7 @@ def test_it_reads_as_long_as_the_chain_is_likely_enough() -> None:
 
 def test_what_was_accepted_is_not_read_again() -> None:
     text = CountingText()
-    cursor = cursor_over(text, [10], 0.3)
+    cursor = cursor_over(text, [10], 0.5)
     tree = grown(cursor, 10, 9)
     assert text.ids == [10, 11, 12, 13]
     cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[11, 50]))
@@ -97,7 +97,7 @@ def test_what_was_accepted_is_not_read_again() -> None:
 
 def test_a_chain_that_goes_on_behind_the_text_stays() -> None:
     text = CountingText()
-    cursor = cursor_over(text, [10], 0.3)
+    cursor = cursor_over(text, [10], 0.5)
     tree = grown(cursor, 10, 9)
     cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[11, 12]))
     text.log.clear()
@@ -136,7 +136,7 @@ class SlowText(CountingText):
         super().__init__(num_left=1000)
         self._now = now
 
-    def read(self, token_ids: Sequence[int]) -> Likely:
+    def read(self, token_ids: Sequence[int], depth: int = 0) -> Likely:
         self._now[0] += 0.1 * len(token_ids)
         return super().read(token_ids)
 

@@ -221,7 +221,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: load(m), "(got a LlamaForCausalLM); a model that is loaded needs no load()"),
         (lambda m: load("x", torch_dtype="auto"), "takes no torch_dtype= (got 'auto'); use dtype="),
         (lambda m: load("x", device_map="auto"), "use device="),
-        (lambda m: load("x", load_in_4bit=True), "use weights='int8'"),
+        (lambda m: load("x", load_in_4bit=True), "use weights='int4'"),
         (lambda m: load("x", dtpe="auto"), "did you mean 'dtype'?"),
         (lambda m: SelfSpec(extra_sources=["lut"]), "sources of your own (got 'lut'); "),
         (lambda m: SelfSpec(remember="x", tokenizer="gpt2"), "tokenizer must be the model's"),

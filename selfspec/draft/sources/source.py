@@ -33,6 +33,7 @@ class RowStart:
         num_rows: How many rows share its forwards.
         count_forward: To be called for each forward of a model that drafts take.
         draws: How its next tokens will be drawn.
+        kv: The slots of its keys and values, a `TreeKV`; None where it has none.
         states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
     """
 
@@ -43,6 +44,7 @@ class RowStart:
     num_rows: int = 1
     count_forward: Callable[[], None] = nothing
     draws: Draws = Draws()  # noqa: RUF009 has no state
+    kv: Any = None
     states: Any = None
 
 
@@ -51,6 +53,8 @@ class Cursor:
 
     # Evidence of rank 0, which counts against tokens that others name and this cursor does not.
     evidence_against: Evidence | None = None
+    # Does `read` take time?
+    takes_time = False
     # Whether it is to see the hidden states of the next step's nodes, in its `StepRecord`.
     wants_states = False
 
@@ -62,9 +66,10 @@ class Cursor:
         raise NotImplementedError
 
     def read(self, state: Any, score: float) -> None:
-        """Called before `expand`: a cursor that takes time to look does so here.
+        """Called before `expand` if the cursor `takes_time`.
 
-        `score` is how likely the state is.
+        `score` is how likely the state is; where other cursors are sure of what comes next, how
+        likely it is that the text comes to this state and goes on otherwise.
         """
 
     def expand(self, state: Any) -> list[Candidate]:

@@ -21,6 +21,7 @@ from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.held_weight import STREAMED, hold
 from selfspec.weights.packing import num_owners
 from selfspec.weights.rounded import RoundedMatrix, matrix_of
+from selfspec.weights.rounded_linear import bytes_of_rounded
 from selfspec.weights.rounded_model import KEPT, attend_exactly
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
@@ -48,7 +49,7 @@ def load_within(
     *,
     max_length: int,
     max_texts: int,
-    draft_model: PreTrainedModel | None,
+    draft_model: PreTrainedModel | str | None,
     dtype: str | torch.dtype,
     bits: int | None = None,
 ) -> PreTrainedModel:
@@ -64,7 +65,11 @@ def load_within(
         layers = _layers_of(model, stored)
         sizes = _sizes(model, layers, stored, text_bytes(model, max_length, max_texts))
         budget = amount_in_bytes(max_memory, sizes.whole)
-        if draft_model is not None:
+        if isinstance(draft_model, str):
+            copies = [bytes_of_rounded(layer.module, int(draft_model[-1])) for layer in layers]
+            head = bytes_of_rounded(model.get_output_embeddings(), 8)
+            sizes = sizes._replace(rounded=copies, rounded_head=head)
+        elif draft_model is not None:
             more = draft_model_bytes(draft_model, max_length, max_texts)
             sizes = sizes._replace(fixed=sizes.fixed + more)
         chosen = choose_streamed(sizes, _streamable(model, layers), budget)

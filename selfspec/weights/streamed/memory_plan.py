@@ -26,10 +26,14 @@ class Sizes(NamedTuple):
     layers: Sequence[int]  # where they are resident
     buffers: Sequence[int]  # a buffer for one layer at a time
     scratch: int  # the buffer in which weights are converted
+    # What stands for a layer in the model's rounded copy if it is streamed, and what stands for the
+    # head if none is.
+    rounded: Sequence[int] = ()
+    rounded_head: int = 0
 
     @property
     def whole(self) -> int:
-        return self.fixed + sum(self.layers)
+        return self.fixed + sum(self.layers) + sum(self.rounded) + self.rounded_head
 
     def with_streamed(self, streamed: Collection[int]) -> int:
         """What the model takes with these layers streamed."""
@@ -37,7 +41,8 @@ class Sizes(NamedTuple):
             return self.whole
         buffer = NUM_BUFFERS * max(self.buffers[index] for index in streamed)
         resident = sum(size for i, size in enumerate(self.layers) if i not in streamed)
-        return self.fixed + resident + buffer + self.scratch
+        rounded = sum(size for i, size in enumerate(self.rounded) if i in streamed)
+        return self.fixed + resident + rounded + buffer + self.scratch
 
 
 def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> tuple[int, ...]:
