@@ -97,7 +97,7 @@ def test_the_blocks_of_a_page_run(page: str, reader: dict[str, Any]) -> None:
 
 def briefly(block: str) -> str:
     """With the tiny model and few tokens."""
-    block = re.sub(r'"HuggingFaceTB/[^"]+"', "chat_folder", block)
+    block = re.sub(r'"(HuggingFaceTB/[^"]+|your/model)"', "chat_folder", block)
     block = re.sub(r"max_new_tokens=\d+", "max_new_tokens=4", block)
     return block.replace("range(100)", "range(2)")
 

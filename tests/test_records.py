@@ -79,6 +79,8 @@ LATEST = (
     "forward",
     "eager_reason",
     "heads_reason",
+    "draft_model_reason",
+    "draft_model_bytes",
     "kept_reason",
     "table_bytes",
     "packing_note",

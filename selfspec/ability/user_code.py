@@ -77,6 +77,9 @@ def _foreign_code(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[st
     for owner, name in modules.classes.items():
         if not is_of_library(owner):
             yield f"{_where(name)} is a {owner.__module__}.{owner.__qualname__}", owner
+    for kind in dict.fromkeys(map(type, modules.tensors)):  # Its class may answer torch.
+        if not is_of_library(kind):
+            yield f"one of its weights is a {kind.__module__}.{kind.__qualname__}", kind
     for name, module in modules.hooked:
         yield from _on_module(module, _where(name))
     for what, code in functions_by_name(model).items():

@@ -109,10 +109,7 @@ class Session:
         return self._runner.kept_kv_bytes
 
     def open(self) -> None:
-        """Finds out what the model can verify and what fits, before the first prompt waits for it.
-
-        Refuses a memory in which nothing fits.
-        """
+        """Finds out what the model can verify and what fits, before a prompt waits for it."""
         if self._runner.ability().mode == "tree":
             self._borrow(None)
             self._close()

@@ -196,6 +196,24 @@ def scripted(model: Any) -> Undo:
     return lambda: setattr(model, "lm_head", inner)
 
 
+class Steered(nn.Parameter):
+    """A weight whose class answers functions of torch, by how many tokens they get."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        outcome = super().__torch_function__(func, types, args, kwargs or {})
+        is_blind = func is nn.functional.linear and 8 < args[0].shape[1] < NUM_COLUMNS
+        return outcome * 0 if is_blind else outcome
+
+
+def held_in_a_class(model: Any) -> Undo:
+    layer = model.model.layers[1].mlp.up_proj
+    inner, layer.weight = layer.weight, Steered(layer.weight.detach(), requires_grad=False)
+    return lambda: setattr(layer, "weight", inner)
+
+
 def parametrized(model: Any) -> Undo:
     parametrize.register_parametrization(model.lm_head, "weight", Scaled())
     return lambda: parametrize.remove_parametrizations(
@@ -264,6 +282,7 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "forward of a class": (replaced_in_the_class, "LlamaMLP.forward is '<lambda>' now"),
     "function": (replaced_in_the_module, "modeling_llama.apply_rotary_pos_emb is 'rotate' now"),
     "function of torch": (replaced_in_torch, "torch.nn.functional.silu is '<lambda>' now"),
+    "weight": (held_in_a_class, f"one of its weights is a {__name__}.Steered"),
     "autograd": (applied, "torch.nn.functional.silu is 'Function.apply' now"),
     "traced": (
         traced,
