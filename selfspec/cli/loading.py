@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import say, show_log
@@ -308,4 +309,5 @@ def _one_line(what: str) -> Iterator[None]:
     except Exception as error:  # A broken file may be any of them.
         is_told = isinstance(error, (ImportError, OSError, RuntimeError, ValueError))
         kind = "" if is_told or isinstance(error, SafetensorError) else f"{type(error).__name__}: "
-        raise CliError(f"{what} can't be loaded: {kind}{one_line(error)}") from error
+        why = shorten(one_line(error), 300, placeholder=" …")  # Some name all models there are.
+        raise CliError(f"{what} can't be loaded: {kind}{why}") from error
