@@ -87,10 +87,14 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     "unknown knob 'max_node'; did you mean 'max_nodes'? (known: max_nodes, top_k)"
     """
     names = sorted(known)
-    spelled = {name.lower(): name for name in names}
+    return f"unknown {what} {got!r}{did_you_mean(got, names)} (known: {', '.join(names)})"
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """The end of a message about a name, with the nearest one that is known; or nothing."""
+    spelled = {name.lower(): name for name in known}
     close = get_close_matches(got.lower(), spelled, n=1)
-    hint = f"; did you mean {spelled[close[0]]!r}?" if close else ""
-    return f"unknown {what} {got!r}{hint} (known: {', '.join(names)})"
+    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def no_tokenizer(got: object) -> ConfigError:
