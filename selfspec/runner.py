@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
-from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.inputs import missing_inputs_reason, of_plain_steps
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
@@ -66,7 +66,8 @@ class ModelRunner:
         self.costs = Costs()
         self.ledger = Ledger()
         self.heads_worth = SourceWorth()
-        self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
+        # Those that fit, as a check has shown, and what a forward over one token brings and takes.
+        self.draft_models: WeakKeyDictionary[Any, SourceWorth] = WeakKeyDictionary()
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
         self._needed: dict[Hashable, str | None] = {}  # also by other inputs
@@ -101,7 +102,7 @@ class ModelRunner:
             self._abilities[state] = ability
             return ability
 
-    def needed_reason(
+    def missing_inputs_reason(
         self, look: Look, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
@@ -117,7 +118,7 @@ class ModelRunner:
         with self._trying:
             if key not in self._needed:
                 with uncompiled(model):
-                    reason = needed_reason(model, input_ids, generation_config, arguments)
+                    reason = missing_inputs_reason(model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = reason
