@@ -15,10 +15,12 @@ from typing import Any
 from transformers.utils import logging as hf_logging
 
 from selfspec.batch.answers import Answer
-from selfspec.batch.many import generate_many
+from selfspec.batch.many import answers
+from selfspec.batch.requests import Requests
 from selfspec.compat.generation import BatchOutput, RequestStatus, generate_batch_of_class
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.spec import SelfSpec
+from selfspec.session import Session
 
 
 def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dict[str, BatchOutput]:
@@ -36,11 +38,11 @@ def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dic
         raise UnsupportedError(f"generate_batch() is not drafted for, since {reason}")
     prompts = [list(ids) for ids in call["inputs"] for _ in range(num_texts)]
     start, outputs = perf_counter(), dict[int, BatchOutput]()
-    options = {"generation_config": config, "max_new_tokens": limit, "assistant": spec}
-    # As transformers' own leaves the model.
-    answers = generate_many(model.eval(), None, prompts, **options)
-    bar = hf_logging.tqdm(answers, total=len(prompts), disable=not call["progress_bar"])
-    for answer in bar:
+    model.eval()  # As transformers' own call leaves it.
+    session, requests = Session(spec.runner(model), spec), Requests(model, None, spec)
+    options = {"generation_config": config, "max_new_tokens": limit}
+    texts = answers(session, requests, None, ((ids, None) for ids in prompts), None, options)
+    for answer in hf_logging.tqdm(texts, total=len(prompts), disable=not call["progress_bar"]):
         name = _name(answer.index, num_texts)
         outputs[answer.index] = _output(name, answer, prompts[answer.index], start)
     return {outputs[index].request_id: outputs[index] for index in sorted(outputs)}

@@ -106,10 +106,10 @@ def generate_many(
         pairs = zip(prompts, schema, strict=True)
     else:
         pairs, common["schema"] = ((prompt, schema) for prompt in prompts), schema
-    return _answers(session, requests, tokenizer, pairs, seed, common)
+    return answers(session, requests, tokenizer, pairs, seed, common)
 
 
-def _answers(
+def answers(
     session: Session,
     requests: Requests,
     processor: Any,
@@ -117,7 +117,10 @@ def _answers(
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    """The answers to prompts with their schemas. `common` has the arguments of all."""
+    """The answers to prompts with their schemas. `common` has the arguments of all.
+
+    Token ids need no `processor`.
+    """
     errors, is_tried = list[Exception](), False
     numbered = _until_error(enumerate(pairs), errors)
     while True:
