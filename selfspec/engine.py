@@ -292,8 +292,9 @@ class Engine:
         stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
         stats.heads_reason = self._runner.why_no_heads(backend)
-        if isinstance(source := prompt.draft_model, SelfDraft):
+        if (source := prompt.draft_model) is not None:
+            stats.draft_model_reason = stats.idle_reason
+        if isinstance(source, SelfDraft):
             stats.draft_model_bytes = source.num_bytes
-            forwards = stats.num_draft_forwards
-            stats.draft_model_reason = source.idle_reason(forwards, stats.num_steps)
+            stats.draft_model_reason = source.reason or stats.idle_reason
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

@@ -89,7 +89,8 @@ class GenerationStats:
         packing_note: What packing the model's weights would bring on this machine; None if nothing
             is known to.
         heads_reason: Why the heads that the model's config names were not asked.
-        draft_model_reason: Why the model's own rounded weights were not asked, or hardly ever.
+        draft_model_reason: Why a draft model, or the model's own rounded weights, was not asked, or
+            hardly ever.
         kept_reason: Why the last prompt that could not go on after another text's could not, where
             keys and values are kept.
         table_bytes: What the LUTs and the memory of texts take.
@@ -256,6 +257,14 @@ class GenerationStats:
         return "\n  ".join(lines)
 
     @property
+    def idle_reason(self) -> str | None:
+        """Why a draft model was hardly ever asked; None if it was."""
+        asked, steps = self.num_draft_forwards, self.num_steps
+        return (
+            f"{asked} looks in {steps} steps, since more did not pay" if 2 * asked < steps else None
+        )
+
+    @property
     def _notes(self) -> Iterator[str | None]:
         """Why something is not as one would expect, and what else was done."""
         if self.disabled_reason:
@@ -265,7 +274,8 @@ class GenerationStats:
             yield f"{some}{drafted}: {self.disabled_reason}"
         yield self.paused
         yield self.heads_reason and f"its heads were not asked: {self.heads_reason}"
-        yield self.draft_model_reason and f"it did not draft for itself: {self.draft_model_reason}"
+        idle = self.draft_model_reason
+        yield idle and f"its draft model drafted little or nothing: {idle}"
         yield self.kept_reason and f"a prompt was read whole: {self.kept_reason}"
         if self.num_prompt_tokens_kept:
             yield f"{self.num_prompt_tokens_kept} tokens of prompts were not read again"
