@@ -262,7 +262,7 @@ def test_a_model_that_does_not_follow_a_tree_is_never_given_one(kind, said, atte
     assert probe(broken(LlamaForCausalLM, attention)).mode == "tree"
     ability = probe(broken(kind, attention))
     assert ability.mode == "chain"
-    assert re.search(said, ability.reason)
+    assert said in ability.reason
 
 
 FAULTS = [IgnoresMasks, IgnoresPositions, IgnoresHalfTheMask]
