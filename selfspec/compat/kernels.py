@@ -66,6 +66,30 @@ def float16_unpacked(packed: object) -> torch.Tensor:
     return weight
 
 
+def int8_packed(weight: torch.Tensor) -> Any:
+    """An int8 weight in oneDNN's own order. Without it, no model is loaded with 8 bits."""
+    return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def int8_unpacked(packed: Any) -> torch.Tensor:
+    numbers: torch.Tensor = packed.to_dense().t().contiguous()
+    return numbers
+
+
+def int8_vnni_product(
+    x: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    """The float32 product of uint8 inputs, whose zero is 128, with packed weights.
+
+    Each row of the weights has a scale, and an int64 zero that says where its 0 is. Sums are whole
+    numbers.
+    """
+    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return outcome
+
+
 def int8_product(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The product (T, O) of bfloat16 inputs (T, I) with int8 rows (O, I), each with a scale.
 

@@ -16,7 +16,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
 from selfspec.weights.held_weight import hold
 from selfspec.weights.packing import linears_of
-from selfspec.weights.rounded import RoundedMatrix, bits_for, round_weight, rounded_matrix
+from selfspec.weights.rounded import bits_for, round_weight
 
 KEPT = (
     "rounded weights can't be written, trained, compiled, moved or converted, nor adapters be "
@@ -79,19 +79,3 @@ def round_model(model: PreTrainedModel, bits: int, dtype: torch.dtype) -> None:
 def progress(what: str, total: int) -> Any:
     """A bar for this many weights."""
     return hf_logging.tqdm(total=total, desc=what, unit_scale=True)
-
-
-def rounded_bits(model: nn.Module) -> int | None:
-    """The least bits of a model's rounded weights; None if it has none."""
-    return min((matrix.bits for matrix in _matrices_of(model)), default=None)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """About what a model's weights take."""
-    others = [weight.nbytes for weight in model.parameters() if rounded_matrix(weight) is None]
-    return sum(others) + sum(matrix.num_bytes for matrix in _matrices_of(model))
-
-
-def _matrices_of(model: nn.Module) -> list[RoundedMatrix]:
-    found = map(rounded_matrix, model.parameters())
-    return [matrix for matrix in found if matrix is not None]
