@@ -19,7 +19,7 @@ FORWARDS = ("auto", "eager", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
 # Names of a draft model that is the model itself, with rounded weights.
 ROUNDED = ("int4", "int8")
-SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "heads")
+SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "common", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class SpecConfig:
         sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text
             contains already. "texts": what answers and the texts of a cache have said before.
-            "runners": what the model nearly chose. "heads": what heads say that come with the
+            "runners": what the model nearly chose. "common": what it finds likely everywhere, where
+            a text is sampled. "heads": what heads say that come with the
             model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.

@@ -5,7 +5,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 # The names of a draft model, and of heads that read hidden states, among the sources.
 DRAFT_MODEL, HEADS = "draft model", "heads"
+# The source of common tokens that noise favours.
+COMMON = "common"
 
 
 # Everything less likely than 1 in 64 shares the last bin.
@@ -69,8 +71,14 @@ class Draws:
     holds for one step.
     """
 
+    temperature: float | None = None  # None: the row is greedy.
+
     def noise(self, depth: int) -> NoiseOf | None:
         """The noise of every token at a depth; None where it is not known."""
+        return None
+
+    def noise_of(self, ids: NDArray[np.int64], depth: int) -> NDArray[np.float64] | None:
+        """The same for many tokens at once."""
         return None
 
     def ranked(self, logits: Any, depth: int) -> Likely | None:
@@ -86,11 +94,15 @@ Candidate = tuple[int, Evidence]
 
 
 class Siblings(NamedTuple):
-    """The merged children looked at for one node, best first."""
+    """The merged children looked at for one node, best first.
+
+    `cells` say where it is counted what noise made of each one's chance, if that was asked.
+    """
 
     tokens: list[int]
     probabilities: list[float]
     evidence: list[tuple[Evidence, ...]]
+    cells: Sequence[int] = ()
 
 
 @dataclass(slots=True)

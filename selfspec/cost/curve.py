@@ -35,8 +35,9 @@ _DEAREST = 0.7
 # Added to what a query was expected to cost and to what it did, in plain steps: the ratio of two
 # tiny costs says nothing.
 _FLAT = 0.02
-# No step is more than two of the widths above wider than the widest timed one.
-_FARTHER = 2
+# No step is more than three of the widths above wider than the widest timed one, and the first one
+# that is not plain no more than two.
+_FARTHER, _FIRST = 3, 2
 
 
 class CostCurve:
@@ -111,7 +112,8 @@ class CostCurve:
 
         Not much wider than the widest one that was timed: nothing is found out by a leap.
         """
-        farthest = min(self._timed_places()[-1] + _FARTHER, len(_ALL) - 1)
+        widest = self._timed_places()[-1]
+        farthest = min(widest + (_FARTHER if widest else _FIRST), len(_ALL) - 1)
         widths = range(1, min(allowed, int(_ALL[farthest])) + 1)
         return max(bisect_right(widths, seconds, key=self.seconds), 1)
 
@@ -137,14 +139,17 @@ class CostCurve:
     def of_other_length(self) -> CostCurve:
         """What to expect after a text of another length: the shape of this curve.
 
-        The machine may have been busy: no query is expected to cost so much that none is tried.
+        One plain step says what it is in seconds. The machine may have been busy: no query is
+        expected to cost so much that none is tried.
         """
         plain = self.seconds(1)
         points = {
             width: min(self.seconds(width), plain * (1 + _DEAREST * (width - 1)))
             for width in _ALL.tolist()
         }
-        return CostCurve(points, is_timed=False)
+        other = CostCurve(points, is_timed=False)
+        other._counts[0] = 1  # What plain steps took before stands for the very first one.
+        return other
 
     def _timed_places(self) -> list[int]:
         return [place for place, count in enumerate(self._counts) if count or not place]

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from selfspec.records import DRAFT_MODEL, Evidence, StepRecord
+from selfspec.draft.drawn import UNKNOWN, NoiseGrid
+from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
 # A prior counts as much as this many trials.
 PRIOR_WEIGHT = 4.0
@@ -69,6 +70,7 @@ class Calibration:
         self._prior = prior
         self._chances = _Chances(prior)
         self._rates: dict[JointEvidence, _Rate] = {}
+        self.grid: NoiseGrid | None = NoiseGrid()
         self._lock = threading.Lock()
 
     @property
@@ -83,6 +85,7 @@ class Calibration:
                 siblings = record.tree.looked_at[node]
                 if siblings is None:
                     continue
+                self._observe_noise(siblings, token)
                 for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
                     rate = self._rates.get(kinds)
                     hits, trials = rate or (self._chances[kinds] * PRIOR_WEIGHT, PRIOR_WEIGHT)
@@ -90,12 +93,19 @@ class Calibration:
             if len(self._rates) > _MOST_ROWS:
                 self._forget_rare()
 
+    def _observe_noise(self, siblings: Siblings, token: int) -> None:
+        parts = siblings.cells, siblings.tokens, siblings.evidence
+        for cell, candidate, kinds in zip(*parts, strict=False):
+            if self.grid is not None and cell != UNKNOWN:
+                self.grid.observe(cell, self._chances[kinds], candidate == token)
+
     def copy(self) -> Calibration:
         twin = copy.copy(self)  # Of its own class, whatever that was made with.
         twin._lock, twin._chances = threading.Lock(), _Chances(self._prior)
         with self._lock:
             twin._rates = dict(self._rates)
             twin._chances.update(self._chances)
+            twin.grid = None if self.grid is None else self.grid.copy()
         return twin
 
     def rows(self) -> list[list[Any]]:
@@ -129,7 +139,11 @@ class Calibration:
 
 
 class FixedPrior(Calibration):
-    """Keeps to its prior: nothing is counted."""
+    """Keeps to its prior: nothing is counted, and no noise is looked at."""
+
+    def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
+        super().__init__(prior)
+        self.grid = None
 
     def observe(self, record: StepRecord) -> None:
         """Learns nothing."""

@@ -45,6 +45,8 @@ class Drafter:
             self._shape,
             num_readable,
             banned=banned,
+            draws=None if start.draws.temperature is None else start.draws,
+            grid=learned.calibration.grid,
         )
 
     @property

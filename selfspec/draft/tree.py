@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.drawn import NoiseGrid
+from selfspec.draft.ranking import Probability, Ranking
 from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor
-from selfspec.records import DraftTree, Evidence, Pays, Siblings
+from selfspec.records import DraftTree, Draws, Evidence, Pays, Siblings
 
-Probability = Callable[[tuple[Evidence, ...]], float]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
 
@@ -66,6 +66,8 @@ class TreeGrower:
         shape: Shape | None = None,
         num_ids: int = sys.maxsize,
         banned: int | None = None,
+        draws: Draws | None = None,
+        grid: NoiseGrid | None = None,
     ) -> None:
         self.cursors = cursors
         self.tree = DraftTree.of_root(0)
@@ -73,9 +75,10 @@ class TreeGrower:
         self.max_depth = config.max_depth
         self.current: Cursor | None = None  # If growing breaks off, its error is of this cursor.
         self._config = config
-        self._probability = probability
         self._num_ids = num_ids
         self._banned = banned
+        self._probability = probability
+        self._ranking = Ranking(probability, num_ids, banned, draws, grid)
         self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
@@ -95,6 +98,7 @@ class TreeGrower:
         """
         self.tree = tree = DraftTree.of_root(root_token)
         self._states, self._pays = {}, pays
+        self._ranking.begin()
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
@@ -193,7 +197,7 @@ class TreeGrower:
         evidence = self._evidence(states)
         self.current = None
         try:
-            siblings = self._ranked(evidence, self._probability)
+            siblings = self._ranking.ranked(evidence, tree.depths[node])
         except Exception:
             self._blame(states)
             raise
@@ -217,9 +221,9 @@ class TreeGrower:
 
         If there is none, the error is that of a calibration of the user's own.
         """
-        probability = Calibration().probability
+        ranking = Ranking(Calibration().probability, self._num_ids, self._banned)
         for index, state in states.items():
-            self._ranked(self._evidence({index: state}), probability)
+            ranking.ranked(self._evidence({index: state}), 0)
         self.current = None
 
     def _states_at(self, node: int) -> States:
@@ -261,29 +265,6 @@ class TreeGrower:
             if possible is not evidence:
                 evidence = {token: evidence[token] for token in possible}
         return evidence
-
-    def _ranked(
-        self,
-        evidence: dict[int, tuple[Evidence, ...]],
-        probability: Probability,
-    ) -> Siblings:
-        """The likeliest tokens first, without those that the model can't read.
-
-        An error if a token is no whole number, or if evidence is none.
-        """
-        # All of this runs for each candidate of each node: no calls but those that are needed.
-        num_ids, banned = self._num_ids, self._banned
-        ranked = [
-            (probability(kinds), token, kinds)
-            for token, kinds in evidence.items()
-            if 0 <= token < num_ids and token != banned
-        ]
-        ranked.sort(key=operator.itemgetter(0), reverse=True)
-        return Siblings(
-            tokens=[operator.index(token) for _, token, _ in ranked],
-            probabilities=[chance for chance, _, _ in ranked],
-            evidence=[kinds for _, _, kinds in ranked],
-        )
 
     def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""

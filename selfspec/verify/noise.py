@@ -97,6 +97,10 @@ class _Exponentials:
         # A view that Python reads faster than an array.
         return self.drawn.numbers[row].numpy().data.__getitem__
 
+    def of_many(self, ids: Tokens, row: int) -> Weights:
+        """The noise of some tokens, on a CPU."""
+        return self.drawn.numbers[row].numpy()[ids].astype(np.float64)
+
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
         noise = self.drawn.numbers[row]
@@ -130,6 +134,10 @@ class _Uniforms:
         # A view that Python reads faster than an array.
         values = self.drawn.numbers[row].numpy().data
         return lambda token: -math.log(1 - values[token])
+
+    def of_many(self, ids: Tokens, row: int) -> Weights:
+        noise: Weights = -np.log1p(-self.drawn.numbers[row].numpy()[ids])
+        return noise
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Takes logarithms only for tokens whose uniform number is small enough."""

@@ -10,12 +10,12 @@ import torch
 from selfspec.machine.device import default_generator
 from selfspec.records import Draws, Likely, NoiseOf
 from selfspec.verify.noise import Noise, next_noise, pick_from
-from selfspec.verify.shortlist import Shortlist, Warpers, shortlist
+from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 # Noise that takes more is drawn again when it is needed.
 _MOST_BYTES = 1 << 26
 # Noise is peeked for at most this many tokens to come.
-_FARTHEST = 16
+_FARTHEST = 8
 _TINY = 1e-30  # Noise may be 0.
 
 
@@ -63,21 +63,20 @@ class NoiseTape:
         noise = self._taken(index, like)
         return few.tokens[0] if len(few.tokens) == 1 else pick_from(few, noise, row)
 
-    def peek(self, row: int, depth: int) -> NoiseOf | None:
+    def peek(self, row: int, depth: int) -> Noise | None:
         """The noise of the row's token `depth` after its next one; None where nobody knows.
 
         Noise of tokens is drawn once: what is peeked here is handed out by `draw`.
         """
         index = self._reached[row] + depth
         if index < self._num_drawn:  # Another row has been there.
-            noise = self._noise.get(int(index))
-            return None if noise is None else noise.of(row)
+            return self._noise.get(int(index))
         num_ahead = index - self._num_drawn
         if num_ahead >= self._farthest or not self._is_where_peeked():
             return None
         while num_ahead >= len(self._peeked):
             self._peek_on()
-        return self._peeked[int(num_ahead)].noise.of(row)
+        return self._peeked[int(num_ahead)].noise
 
     def _peek_on(self) -> None:
         assert self._like is not None
@@ -91,6 +90,12 @@ class NoiseTape:
         if self._peeked and not torch.equal(self._source().get_state(), self._peeked[0].before):
             self._peeked, self._farthest = [], 0
         return self._farthest > 0
+
+    def _is_like(self, like: torch.Tensor) -> bool:
+        """Are scores as those for which noise was peeked? A user's processor may change them."""
+        assert self._like is not None
+        form = like.device, like.dtype, like.shape[-1]
+        return form == (self._like.device, self._like.dtype, self._like.shape[-1])
 
     def _source(self) -> torch.Generator:
         return self._generator or default_generator(torch.device("cpu"))
@@ -112,6 +117,8 @@ class NoiseTape:
         Another thread could draw from a generator that everybody uses between a look at its state
         and the change of it. Then the noise is drawn once more.
         """
+        if self._peeked and not self._is_like(like):
+            self._peeked, self._farthest = [], 0
         if not self._peeked or not self._is_where_peeked():
             noise = next_noise(self._num_rows, like, self._generator)
             if not self._num_drawn and like.device.type == "cpu":
@@ -136,9 +143,15 @@ class RowDraws(Draws):
 
     def __init__(self, tape: NoiseTape, row: int, warpers: Warpers) -> None:
         self._tape, self._row, self._warpers = tape, row, warpers
+        self.temperature = warpers.temperature or 1.0
 
     def noise(self, depth: int) -> NoiseOf | None:
-        return self._tape.peek(self._row, depth)
+        noise = self._tape.peek(self._row, depth)
+        return None if noise is None else noise.of(self._row)
+
+    def noise_of(self, ids: Tokens, depth: int) -> Weights | None:
+        noise = self._tape.peek(self._row, depth)
+        return None if noise is None else noise.of_many(ids, self._row)
 
     def ranked(self, logits: torch.Tensor, depth: int) -> Likely | None:
         noise = self.noise(depth)

@@ -220,12 +220,15 @@ def test_nothing_is_found_out_by_a_leap():
     assert guessed(*PLAIN, slope=0.01).widest_within(2.0, 64) == 4
     wider = guessed(*PLAIN, *[(4, 1.0)] * 3)
     limits = [(2.0, 64), (0.9, 64), (9.0, 6)]
-    assert [wider.widest_within(*each) for each in limits] == [8, 1, 6]
+    assert [wider.widest_within(*each) for each in limits] == [12, 1, 6]
 
 
-def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_steps():
+def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_step():
     curve = guessed(*[(1, 0.05), (4, 0.08)] * 20)
-    later = fed(curve.of_other_length(), (1, 0.10), (1, 0.10))  # On a machine that is busy now.
+    later = curve.of_other_length()
+    assert not later.knows_plain
+    later = fed(later, (1, 0.10))  # On a machine that is busy now.
+    assert later.knows_plain
     assert later.seconds(4) == pytest.approx(0.16, rel=0.05)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,9 +30,9 @@ class PeekingTape(NoiseTape):
 
     def draw(self, scores: torch.Tensor, row: int, index: int) -> int:
         for depth in self._dice.sample(range(4), self._dice.randrange(4)):
-            noise_of = self.peek(row, depth)
-            if noise_of is not None:
-                self._promised[row, index + depth] = noise_of(3)
+            noise = self.peek(row, depth)
+            if noise is not None:
+                self._promised[row, index + depth] = noise.of(row)(3)
         if self._dice.random() < self._disturbs:
             torch.rand(5)
         token = super().draw(scores, row, index)
@@ -115,13 +116,24 @@ def test_a_generator_of_its_own_is_taken_over_beside_any_thread(monkeypatch):
     ours, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
     peeking = NoiseTape(1, ours)
     for step, scores in enumerate(table):
-        noise_of = peeking.peek(0, 2)
-        assert (noise_of is None) == (step == 0)
+        assert (peeking.peek(0, 2) is None) == (step == 0)
         stock = torch.multinomial(scores.softmax(-1), 1, generator=theirs)
         assert peeking.draw(scores[0], 0, step) == stock.item()
         peeking.reach(0, step + 1)
     assert len(peeking._peeked) == 2
     assert not torch.equal(ours.get_state(), peeking._peeked[-1].after)
+
+
+def test_noise_of_another_dtype_is_no_noise_of_these_scores(drawn):
+    """As where a processor of the user's returns float16 from some token on."""
+    table = scores_of(12, 1, VOCAB, seed=1)
+    peeking = NoiseTape(1)
+    with seeded(5):
+        for step, (scores,) in enumerate(table):
+            peeking.peek(0, 3)
+            peeking.draw(scores.half() if step > 4 else scores, 0, step)
+            peeking.reach(0, step + 1)
+    assert {like.dtype for _, like, *_ in drawn[-7:]} == {torch.float16}
 
 
 def test_nothing_is_peeked_too_far_ahead_nor_after_the_end():
@@ -130,8 +142,8 @@ def test_nothing_is_peeked_too_far_ahead_nor_after_the_end():
         assert peeking.peek(0, 0) is None  # The first token has not been drawn yet.
         peeking.draw(scores_of(1, 2, VOCAB, seed=0)[0, 0], 0, 0)
         peeking.reach(0, 1)
-        assert peeking.peek(0, 15) is not None
-        assert peeking.peek(0, 16) is None
+        assert peeking.peek(0, 7) is not None
+        assert peeking.peek(0, 8) is None
         peeking.reach(0, inf)
         assert peeking.peek(0, 0) is None
 
@@ -147,3 +159,16 @@ def test_the_token_that_will_be_drawn_is_ranked_first():
             peeking.reach(0, step + 1)
             assert (ranked is None) == (step == 0)
             assert ranked is None or ranked[0][0] == token
+
+
+@pytest.mark.usefixtures("way")
+def test_many_are_looked_up_at_once():
+    peeking = NoiseTape(2)
+    draws, ids = RowDraws(peeking, 1, Warpers()), np.array([3, 0, 39, 7])
+    with seeded(2):
+        assert draws.noise_of(ids, 0) is None
+        peeking.draw(scores_of(1, 2, VOCAB, seed=0)[0, 1], 1, 0)
+        peeking.reach(1, 1)
+        noise_of, many = draws.noise(2), draws.noise_of(ids, 2)
+        assert noise_of is not None
+        assert many == pytest.approx([noise_of(token) for token in ids.tolist()], rel=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from selfspec.draft.sources.common import CommonSource
 from selfspec.draft.sources.context import ContextSource
 from selfspec.draft.sources.lut import LutSource
 from selfspec.draft.sources.runners import RunnersSource
@@ -13,6 +14,7 @@ from selfspec.draft.sources.texts import TextsSource
 
 __all__ = [
     "REGISTRY",
+    "CommonSource",
     "ContextSource",
     "Cursor",
     "LutSource",
@@ -28,5 +30,6 @@ REGISTRY: dict[str, Callable[[int, int], Source]] = {
     "lut2": partial(LutSource, order=2),
     "context": lambda _vocab_size, top_k: ContextSource(top_k),
     "texts": lambda _vocab_size, _top_k: TextsSource(),
+    "common": lambda vocab_size, _top_k: CommonSource(vocab_size),
     "runners": lambda _vocab_size, _top_k: RunnersSource(),
 }
