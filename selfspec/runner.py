@@ -18,6 +18,7 @@ from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
@@ -242,6 +243,6 @@ class ModelRunner:
                 return
             eager = self._eager_forwards(look, captured)
             if attention is None:
-                yield ChainBackend(model, eager)
+                yield ChainBackend(model, eager, state_functions(look.modules.all))
             else:
                 yield TreeBackend(model, attention, policy=Policy(limits), eager=eager)

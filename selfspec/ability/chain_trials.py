@@ -72,7 +72,9 @@ def check_chain(
         return reason
     if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
         return "the outcome of a token depends on tokens that come later"
-    backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
+    functions = state_functions(model.modules())
+    backend = ChainBackend(model, functions=functions)
+    input_ids = torch.tensor([prompt], device=device_of(model))
     arguments = arguments_at(model, cache, range(len(prompt) + 1))
     backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
     outcomes = [outcome_of(backend, (), tree_of(root, [], [a, b, c]), layers)[:2]]
@@ -119,7 +121,8 @@ def states_reason(model: PreTrainedModel) -> str | None:
     classes = {type(part) for layer in compiled for part in layer.modules()}
     if any(map(calls_state_functions, classes)):
         return "torch.compile runs layers that keep running states, and may trace what they call"
-    return None if state_functions(model) else "its running states are moved on by code of its own"
+    functions = state_functions(model.modules())
+    return None if functions else "its running states are moved on by code of its own"
 
 
 def _depends_on_later(

@@ -177,7 +177,7 @@ def attention_for_trees(model: PreTrainedModel) -> AttentionTypes | str:
         return f"{type(model).__name__} takes no position_ids"
     if not types.states:
         return types
-    return states_reason(model) or types._replace(functions=state_functions(model))
+    return states_reason(model) or types._replace(functions=state_functions(model.modules()))
 
 
 def _draws_reason(model: PreTrainedModel, ids: list[int]) -> str | None:

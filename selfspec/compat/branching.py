@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import unwrap
 from types import FunctionType, ModuleType
 
-from transformers import PreTrainedModel
+from torch import nn
 
 # What each function does, by its name in the module that defines a layer. A name that is gone
 # means that its models get chains in place of trees.
@@ -23,9 +23,9 @@ ROLES = {
 }
 
 
-def state_functions(model: PreTrainedModel) -> tuple[tuple[ModuleType, str], ...]:
-    """The modules that define a model's layers, with the names of such functions in them."""
-    return tuple(dict.fromkeys(_state_functions(model)))
+def state_functions(modules: Iterable[nn.Module]) -> tuple[tuple[ModuleType, str], ...]:
+    """The Python modules that define the layers of a model, with such functions in them."""
+    return tuple(dict.fromkeys(_state_functions(modules)))
 
 
 def calls_state_functions(owner: type) -> bool:
@@ -35,8 +35,8 @@ def calls_state_functions(owner: type) -> bool:
     return any(name in ROLES for name in names)
 
 
-def _state_functions(model: PreTrainedModel) -> Iterator[tuple[ModuleType, str]]:
-    for name in {type(part).__module__ for part in model.modules()}:
+def _state_functions(modules: Iterable[nn.Module]) -> Iterator[tuple[ModuleType, str]]:
+    for name in {type(part).__module__ for part in modules}:
         module = sys.modules.get(name)
         for function in ROLES:
             if module is not None and callable(vars(module).get(function)):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from selfspec.attention import grouped_attention
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
@@ -17,7 +16,7 @@ from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import EagerForwards, Forwarded, Logits, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
-from selfspec.forward.states.seam import branching
+from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import Moves, States, settle
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
@@ -46,11 +45,13 @@ class ChainBackend:
         self,
         model: PreTrainedModel,
         eager: EagerForwards = EagerForwards(),  # noqa: B008 has no state
+        functions: Sequence[Function] = (),
     ) -> None:
+        """`functions` move the running states of its layers on."""
         self.kind, self.reason, self.packing_note = eager
         self._model = model
         self._takes_number = takes(model, "logits_to_keep")
-        self._functions = state_functions(model)
+        self._functions = functions
         self._num_new = 0  # The tokens that were committed since the prompt.
         self._due: tuple[int, Moves] = 0, []  # What that number becomes, and moves of states.
         self._is_open = False  # Was a forward laid out whose path is not known yet?

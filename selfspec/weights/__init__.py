@@ -7,7 +7,7 @@ weights that are packed in float16, several tokens cost about as much as one.
 
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
 from selfspec.weights.packing import linears_of, may_be_packed, pack, pack_loaded, unpack
-from selfspec.weights.rounded import BITS, rounding_reason
+from selfspec.weights.rounded import BITS, rounding_reason, seconds_a_token
 from selfspec.weights.rounded_model import round_model, rounded_bits, weight_bytes
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "round_model",
     "rounded_bits",
     "rounding_reason",
+    "seconds_a_token",
     "unpack",
     "weight_bytes",
 ]

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import selfspec
+from selfspec.ability import chain_trials
 from selfspec.ability import probe as probe_module
 from selfspec.ability.look import look_at
 from selfspec.ability.probe import attention_types, probe
@@ -25,7 +26,6 @@ from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
 from selfspec.config import SpecConfig
-from selfspec.forward import chains
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.runner import ModelRunner
@@ -130,11 +130,11 @@ def test_what_is_compiled_after_a_first_call_changes_the_verdict(name: str) -> N
 def test_layers_run_by_other_kernels_are_decoded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a kernel stands for a whole layer, so that it calls no function that we know."""
 
-    def some(model: Any) -> Any:
-        return tuple(each for each in state_functions(model) if "delta_rule" not in each[1])
+    def some(modules: Any) -> Any:
+        return tuple(each for each in state_functions(modules) if "delta_rule" not in each[1])
 
     monkeypatch.setattr(probe_module, "state_functions", some)
-    monkeypatch.setattr(chains, "state_functions", some)
+    monkeypatch.setattr(chain_trials, "state_functions", some)
     ability = probe(tiny_model("qwen3-5"))
     assert ability.mode == "plain"
     assert "by code of its own" in ability.reason

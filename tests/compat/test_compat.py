@@ -235,7 +235,7 @@ def test_models_that_bound_time_steps_are_told(name):
 )
 def test_layers_call_functions_of_their_module(name, roles):
     """Each has one for a single token, too."""
-    found = branching.state_functions(tiny_model(name))
+    found = branching.state_functions(tiny_model(name).modules())
     whole = [branching.ROLES[function].removesuffix(" step") for _, function in found]
     assert sorted(whole) == sorted(2 * roles)
     assert all(callable(getattr(module, function)) for module, function in found)

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_by_place
 from selfspec.forward.chains import ChainBackend
@@ -78,7 +79,8 @@ class Chain:
         with torch.no_grad():
             read = self.model(inputs["input_ids"], **arguments)
         kwargs = update_arguments(self.model, arguments, outputs=read)
-        self.backend = ChainBackend(self.model)
+        functions = state_functions(self.model.modules())
+        self.backend = ChainBackend(self.model, functions=functions)
         self.prompt = Prefilled(inputs["input_ids"], kwargs, read.logits)
         self.backend.admit(self.prompt)
         self.at = 0
@@ -221,7 +223,8 @@ def test_an_interrupt_while_states_are_taken_over_leaves_them_to_the_caller(
 ) -> None:
     chain = Chain(name)
     chain.backend.release()
-    again = ChainBackend(chain.model)
+    functions = state_functions(chain.model.modules())
+    again = ChainBackend(chain.model, functions=functions)
 
     def broken(*_: Any) -> None:
         raise KeyboardInterrupt

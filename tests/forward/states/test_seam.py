@@ -29,7 +29,7 @@ TREE = Ancestry(torch.zeros(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=
 
 
 def names_of(model: Any) -> dict[str, Any]:
-    return {name: getattr(module, name) for module, name in state_functions(model)}
+    return {name: getattr(module, name) for module, name in state_functions(model.modules())}
 
 
 def read(model: Any) -> tuple[torch.Tensor, Any]:
@@ -45,7 +45,7 @@ def test_stock_forwards_are_as_before_inside(name: str) -> None:
     """Those of another cache in this thread, and those of another thread."""
     model, found = tiny_model(name), []
     logits, kv = read(model)
-    stock, functions = names_of(model), state_functions(model)
+    stock, functions = names_of(model), state_functions(model.modules())
     with branching(States(), TREE, functions):
         assert names_of(model).items().isdisjoint(stock.items())
         found.append(read(model))
@@ -63,12 +63,12 @@ def test_stock_forwards_are_as_before_inside(name: str) -> None:
 
 def test_what_other_code_puts_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("lfm2")
-    module, name = state_functions(model)[0]
+    module, name = state_functions(model.modules())[0]
 
     def theirs(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError
 
-    with branching(States(), TREE, state_functions(model)):
+    with branching(States(), TREE, state_functions(model.modules())):
         monkeypatch.setattr(module, name, theirs)
     assert getattr(module, name) is theirs
 
@@ -76,7 +76,10 @@ def test_what_other_code_puts_there_stays(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_forward_that_fails_leaves_the_functions() -> None:
     model = tiny_model("qwen3-5")
     stock = names_of(model)
-    with pytest.raises(ZeroDivisionError), branching(States(), TREE, state_functions(model)):
+    with (
+        pytest.raises(ZeroDivisionError),
+        branching(States(), TREE, state_functions(model.modules())),
+    ):
         raise ZeroDivisionError
     assert names_of(model) == stock
 
