@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.look import Look, look_at
@@ -66,7 +66,8 @@ class ModelRunner:
         self.costs = Costs()
         self.ledger = Ledger()
         self.heads_worth = SourceWorth()
-        self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
+        # Those that fit, as a check has shown, and what a forward over one token brings and takes.
+        self.draft_models: WeakKeyDictionary[Any, SourceWorth] = WeakKeyDictionary()
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
         self._needed: dict[Hashable, str | None] = {}  # also by other inputs

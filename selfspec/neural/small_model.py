@@ -7,7 +7,8 @@ ordinary KV cache of every text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -27,8 +28,10 @@ from selfspec.records import (
     Likely,
     StepRecord,
     TimeBudget,
+    sources_of,
 )
 
+FULL_GAIN = 1.0  # Each forward is believed to bring a token, until that was counted.
 _CHUNK = 512  # At most this many tokens are read in one forward.
 # More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
 # Each part's time tells what the next one will take.
@@ -41,13 +44,21 @@ class DraftModel(Source):
     """A small model, and how to ask it; keeps nothing of any text.
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
-    are named after a token.
+    are named after a token. `worth` is that of a forward over one token, in all texts.
     """
 
     name = DRAFT_MODEL
 
-    def __init__(self, model: PreTrainedModel, *, num_ids: int, top_k: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_ids: int,
+        top_k: int,
+        worth: SourceWorth | None = None,
+    ) -> None:
         self.model = model
+        self._worth = SourceWorth(FULL_GAIN) if worth is None else worth
         self.config = model.config.get_text_config(decoder=True)
         self._num_named = min(num_ids, self.config.vocab_size)
         self._top_k = min(top_k, self._num_named)
@@ -55,7 +66,8 @@ class DraftModel(Source):
 
     def open(self, row: RowStart) -> DraftModelCursor:
         text = DraftText(self, row.count_forward, row.draws)
-        return DraftModelCursor(text, row.prompt_ids, row.budget, row.max_new_tokens, row.draws)
+        prompt_ids, num_left = row.prompt_ids, row.max_new_tokens
+        return DraftModelCursor(text, prompt_ids, row.budget, num_left, row.draws, self._worth)
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The logits (V,) after further tokens (1, N) of a text."""
@@ -127,12 +139,14 @@ class DraftModelCursor(Cursor):
         budget: TimeBudget,
         num_left: float = float("inf"),
         draws: Draws = Draws(),  # noqa: B008 has no state
+        worth: SourceWorth | None = None,
     ) -> None:
         self._text = text
         self._budget = budget
         self._num_left = num_left
         self._draws = draws
-        self._worth = SourceWorth()  # of forwards over one token
+        self._worth = SourceWorth(FULL_GAIN) if worth is None else worth
+        self._is_asked, self._num_forwards = True, 0  # In this step.
         self._part, self._per_token = _FIRST_PART, 0.0  # Tokens of the next; seconds in the last.
         self._unread = list(prompt_ids)  # Committed tokens.
         self._chain: list[int] = []
@@ -141,6 +155,7 @@ class DraftModelCursor(Cursor):
 
     def prepare(self) -> None:
         """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
+        self._is_asked = self._worth.should_ask(self._budget)
         while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
             num_tokens = min(self._part, len(self._unread))
             price = self._budget.break_even_tokens(self._per_token * len(self._unread))
@@ -155,7 +170,8 @@ class DraftModelCursor(Cursor):
     def root(self) -> Drafts:
         """The end of the text, which the model reads now."""
         if 0 < len(self._unread) <= _FEW and self._pays(1.0, len(self._unread)):
-            self._read_unread(len(self._unread))
+            with self._timed():
+                self._read_unread(len(self._unread))
         return ()
 
     def follow(self, state: Drafts, token: int) -> Drafts | None:
@@ -166,9 +182,8 @@ class DraftModelCursor(Cursor):
         """Reads a token after the chain, which becomes its next one, if that pays."""
         if not state or len(state) != len(self._named) or not self._pays(score, 1):
             return
-        start = perf_counter()
-        likely = self._text.read(state[-1:], len(state))
-        self._worth.observe(seconds=perf_counter() - start)
+        with self._timed():
+            likely = self._text.read(state[-1:], len(state))
         self._chain.append(state[-1])
         self._named.append(self._candidates(likely, len(state)))
 
@@ -178,6 +193,9 @@ class DraftModelCursor(Cursor):
 
     def observe(self, record: StepRecord) -> None:
         """Keeps the part of the chain that became text, and its rest if all new text is in it."""
+        if self._num_forwards:
+            self._worth.observe(tokens=_num_brought(record) / self._num_forwards)
+            self._num_forwards = 0
         committed, num_kept = record.committed_ids, 0
         self._num_left -= len(committed)
         for ours, theirs in zip(self._chain, committed, strict=False):
@@ -195,8 +213,16 @@ class DraftModelCursor(Cursor):
         return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
-        is_worth_it = self._worth.pays(chance, self._budget)
+        is_worth_it = self._is_asked and self._worth.pays(chance, self._budget)
         return num_tokens <= self._text.num_left and is_worth_it
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Inside is a forward over one token, or a few."""
+        start = perf_counter()
+        yield
+        self._worth.observe(seconds=perf_counter() - start)
+        self._num_forwards += 1
 
     def _read_unread(self, num_tokens: int) -> None:
         """Reads committed tokens; at their end it is known what may come next."""
@@ -206,3 +232,12 @@ class DraftModelCursor(Cursor):
 
     def _candidates(self, likely: Likely, depth: int) -> list[Candidate]:
         return named(likely, is_drawn=self._draws.noise(depth) is not None)
+
+
+def _num_brought(record: StepRecord) -> int:
+    """The accepted tokens that it named, and that no other source found likely."""
+    return sum(
+        DRAFT_MODEL in sources_of(kinds)
+        and not any(k.rank == 1 and k.probability_bin < 2 for k in kinds if k.source != DRAFT_MODEL)
+        for kinds in (record.tree.evidence[node] for node in record.accepted_nodes())
+    )

@@ -8,11 +8,12 @@ from transformers import PreTrainedModel
 
 from selfspec.config import ROUNDED
 from selfspec.draft.sources import Source
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
 from selfspec.neural.rounded_copy import rounded_copy
 from selfspec.neural.self_draft import SelfDraft
-from selfspec.neural.small_model import DraftModel
+from selfspec.neural.small_model import FULL_GAIN, DraftModel
 from selfspec.runner import ModelRunner
 
 # Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.
@@ -55,8 +56,9 @@ def new_draft_model(
     runner = runner_of(target)
     if draft not in runner.draft_models:
         _check_pair(draft, target, runner_of(draft))
-        runner.draft_models.add(draft)
-    return DraftModel(draft, num_ids=num_readable(target), top_k=runner.config.top_k)
+        runner.draft_models[draft] = SourceWorth(FULL_GAIN)
+    worth, top_k = runner.draft_models[draft], runner.config.top_k
+    return DraftModel(draft, num_ids=num_readable(target), top_k=top_k, worth=worth)
 
 
 def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRunner) -> SelfDraft:

@@ -9,10 +9,11 @@ import pytest
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, CostCurve, MeasuredBudget
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.draft.tree import TreeGrower
 from selfspec.neural import small_model
 from selfspec.neural.small_model import DraftModelCursor
-from selfspec.records import DraftTree, Likely, StepRecord
+from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import ScriptedCursor, check_tree
 
 
@@ -192,3 +193,47 @@ def test_what_does_not_pay_is_not_read_however_much_it_is() -> None:
 
 def test_it_ends_where_the_model_has_no_positions() -> None:
     assert len(grown(cursor_over(CountingText(num_left=2), [8, 9, 10]), 10, 4)) == 1
+
+
+def test_a_model_that_brings_nothing_is_left_alone_in_all_texts() -> None:
+    """It is asked until that is known, which takes some 40 tokens, and again after 256 steps."""
+    worth, text = SourceWorth(small_model.FULL_GAIN), CountingText(num_left=1e9)
+    cursor = DraftModelCursor(text, [10], Price(0.5), worth=worth)
+    num_asked = []
+    for _ in range(340):
+        text.log.clear()
+        cursor.prepare()
+        tree = grown(cursor, 10, 2)
+        cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[90]))
+        num_asked.append(len(text.log))
+    asked = [index for index, number in enumerate(num_asked) if number]
+    assert 20 < len([index for index in asked if index < 256]) < 60
+    assert asked[-1] > 256
+    prompt = CountingText()
+    other = DraftModelCursor(prompt, [1] * 20, Price(0.5), worth=worth)
+    worth._num_paused = 5
+    other.prepare()
+    assert prompt.log == []  # Not even the prompt of the next text is read.
+
+
+def test_a_model_that_brings_what_nobody_else_names_is_asked_on() -> None:
+    worth, text, next_token = SourceWorth(small_model.FULL_GAIN), CountingText(num_left=1e9), 11
+    cursor = DraftModelCursor(text, [10], Price(0.5), worth=worth)
+    for _ in range(300):
+        cursor.prepare()
+        tree = grown(cursor, next_token - 1, 2)
+        assert next_token in tree.tokens
+        record = StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[next_token, 11])
+        cursor.observe(record)
+        next_token = 12
+
+
+def test_what_others_find_likely_too_is_no_gain() -> None:
+    tree = DraftTree.of_root(1)
+    ours = Evidence("draft model")
+    tree.add(0, 2, 0.9, (Evidence("lut"), ours))
+    tree.add(1, 3, 0.9, (Evidence("lut", rank=3, probability_bin=4), ours))
+    tree.add(2, 4, 0.9, (Evidence("lut"), Evidence("draft model", rank=0)))
+    tree.add(3, 5, 0.9, (ours,))
+    record = StepRecord(row=0, tree=tree, path=[0, 1, 2, 3, 4], committed_ids=[2, 3, 4, 5, 6])
+    assert small_model._num_brought(record) == 2

@@ -17,8 +17,8 @@ from selfspec.records import COMMON, Candidate, Draws, Evidence, StepRecord, Top
 
 _NUM_COMMON = 512  # So many of the commonest tokens are looked at, and the best 6 are named.
 _NUM_NAMED = 6
-# Each lesson leaves the earlier ones 99 % of their weight. After 8, the commonest are looked for.
-_FADE, _NUM_LESSONS = 0.99, 8
+# Each lesson leaves the earlier ones 99 % of their weight. After 16, the commonest are looked for.
+_FADE, _NUM_LESSONS = 0.99, 16
 _HEAVIEST = 1e9
 # What comes next is surer than what is common: p is common to the power of this / temperature.
 _SURER = 1.4
@@ -35,28 +35,35 @@ Common = tuple[NDArray[np.int64], NDArray[np.float64]]  # Tokens, and their shar
 class CommonSource(Source):
     """How likely each token was in what the model has predicted lately. Safe for several threads.
 
-    Takes 8 bytes for each token of the vocabulary.
+    Learns nothing before it was asked. Takes 8 bytes for each token of the vocabulary.
     """
 
     name = COMMON
 
     def __init__(self, vocab_size: int) -> None:
         self._sums = np.zeros(vocab_size)
-        self._weight, self._num_lessons = 1.0, 0  # of the next lesson, and since the last look
+        self._weight, self._num_lessons = 1.0, 0  # of the next lesson, and so far
+        self._is_asked = False  # Was any row sampled?
         self.common: Common = (np.zeros(0, np.int64), np.zeros(0))
         self._lock = threading.Lock()
 
     def open(self, row: RowStart) -> CommonCursor | None:
-        return None if row.draws.temperature is None else CommonCursor(self, row.draws)
+        if row.draws.temperature is None:
+            return None
+        self._is_asked = True
+        return CommonCursor(self, row.draws)
 
     def copy(self) -> CommonSource:
         twin = CommonSource(0)
         with self._lock:
             twin._sums, twin._weight = self._sums.copy(), self._weight
             twin._num_lessons, twin.common = self._num_lessons, self.common
+            twin._is_asked = self._is_asked
         return twin
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
+        if not self._is_asked:
+            return
         with self._lock:
             is_token = (top.ids >= 0) & (top.ids < len(self._sums))
             chances = top.probabilities[is_token].astype(np.float64)

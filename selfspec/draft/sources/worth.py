@@ -14,16 +14,17 @@ _PAUSE = 256  # A source that does not pay is believed anew after this many step
 
 
 class SourceWorth:
-    """What a source brings with one model, and what it takes."""
+    """What a source brings with one model, and what it takes, each time that it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, gain: float = _GAIN) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)
-        self._tokens = _GAIN
+        self._gain = self._tokens = gain
         self._num_paused = 0
 
-    def observe(self, *, seconds: float, tokens: float | None = None) -> None:
-        """Takes in what it took when it was asked, and what it brought where that is counted."""
-        self._seconds.append(seconds)
+    def observe(self, *, seconds: float | None = None, tokens: float | None = None) -> None:
+        """Takes in what it took when it was asked, or what it brought, or both."""
+        if seconds is not None:
+            self._seconds.append(seconds)
         if tokens is not None:
             self._tokens += (tokens - self._tokens) / _MEMORY
 
@@ -40,5 +41,5 @@ class SourceWorth:
         elif self.pays(self._tokens, budget):
             return True
         elif len(self._seconds) >= _NUM_FIRST:
-            self._tokens, self._num_paused = _GAIN, _PAUSE - 1
+            self._tokens, self._num_paused = self._gain, _PAUSE - 1
         return False

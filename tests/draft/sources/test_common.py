@@ -26,7 +26,8 @@ class KnownNoise(Draws):
 
 
 def told(source: CommonSource, shares: dict[int, float], number: int = 1) -> CommonSource:
-    """The model has predicted these tokens, each lesson alike."""
+    """The model has predicted these tokens, each lesson alike, since a row was sampled."""
+    source.open(RowStart(draws=KnownNoise({})))
     ids = np.array([list(shares)], np.int32)
     top = TopK(ids, np.array([list(shares.values())], np.float16))
     for _ in range(number):
@@ -99,7 +100,7 @@ def test_a_copy_learns_for_itself() -> None:
     source = told(CommonSource(VOCAB), EVEN)
     told(source.copy(), {50: 1.0}, 99)
     assert 50 not in source.common[0]
-    told(source, {51: 1.0}, 8)
+    told(source, {51: 1.0}, 16)
     assert 51 in source.common[0]
     assert math.isclose(source.common[1].sum(), 1.0)
 
@@ -109,6 +110,16 @@ def test_a_cursor_looks_at_what_was_learned_meanwhile() -> None:
     cursor = source.open(RowStart(draws=KnownNoise({50: 1e-6})))
     assert cursor is not None
     assert 50 not in dict(cursor.expand(cursor.root()))
-    told(source, {50: 1.0}, 8)
+    told(source, {50: 1.0}, 16)
     cursor.observe(StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[3]))
     assert 50 in dict(cursor.expand(cursor.root()))
+
+
+def test_nothing_is_learned_before_a_row_was_sampled() -> None:
+    """Greedy rows wait for no lesson."""
+    source = CommonSource(VOCAB)
+    top = TopK(np.array([[5]], np.int32), np.array([[1.0]], np.float16))
+    source.open(RowStart())
+    source.observe_pairs(np.array([[1, 2]]), top)
+    assert not source._sums.any()
+    assert told(source.copy(), EVEN)._sums.any()
