@@ -122,7 +122,7 @@ class ScriptedBackend:
 
 
 class ScriptedRunner:
-    """Runs a scripted model, of which nothing is packed."""
+    """Runs a scripted model."""
 
     def __init__(self, config: SpecConfig, curve: Callable[[ScriptedBackend], CostCurve]) -> None:
         self.config, self.ledger, self._curve = config, Ledger(), curve
@@ -132,9 +132,6 @@ class ScriptedRunner:
 
     def curve(self, backend: Any, num_rows: int) -> CostCurve:
         return self._curve(backend)
-
-    def before_forward(self, num_tokens: int) -> None:
-        pass
 
 
 def paths_to_nodes(tree: DraftTree) -> list[Prefix]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.compat.modules import encoder_of, is_compiled
 from selfspec.machine.memory import return_freed_memory
-from selfspec.weights.formats import PackedMatrix, packers_for
+from selfspec.weights.formats import PackedMatrix, Packer, packers_for
 from selfspec.weights.held_weight import HeldWeight, PackedWeight, give_back, hold
 from selfspec.weights.product_times import product_times
 
@@ -89,13 +89,25 @@ def pack(model: nn.Module, refusal: str | None = None, *, may_copy: bool = True)
         of_embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         num_packed = 0
         for part in _in_parts(weights):
-            values = [weight.detach() for weight in part]
-            for weight, own, matrix in zip(part, values, times.packer(values), strict=True):
-                if matrix is not None and torch.equal(matrix.unpacked(), own):
-                    has_rows = id(weight) in of_embeddings
-                    hold(weight, _WithRows(matrix, own) if has_rows else matrix, refusal)
-                    num_packed += 1
+            num_packed += _pack_part(part, times.packer, of_embeddings, refusal)
+            return_freed_memory()  # Else a part of what was freed is held as long as the process.
     return None if num_packed else "its weights don't come back bit by bit from a packed format"
+
+
+def _pack_part(
+    weights: Sequence[nn.Parameter],
+    packer: Packer,
+    of_embeddings: Container[int],
+    refusal: str | None,
+) -> int:
+    """Packs weights that come back bit by bit; returns how many there were."""
+    num_packed, values = 0, [weight.detach() for weight in weights]
+    for weight, own, matrix in zip(weights, values, packer(values), strict=True):
+        if matrix is not None and torch.equal(matrix.unpacked(), own):
+            has_rows = id(weight) in of_embeddings
+            hold(weight, _WithRows(matrix, own) if has_rows else matrix, refusal)
+            num_packed += 1
+    return num_packed
 
 
 def unpack(model: nn.Module) -> None:
