@@ -87,9 +87,13 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     "unknown knob 'max_node'; did you mean 'max_nodes'? (known: max_nodes, top_k)"
     """
     names = sorted(known)
-    close = get_close_matches(got, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {got!r}{hint} (known: {', '.join(names)})"
+    return f"unknown {what} {got!r}{did_you_mean(got, names)} (known: {', '.join(names)})"
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """The end of a message about a name, with the nearest one that is known; or nothing."""
+    close = get_close_matches(got, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def first_mistake(error: ValidationError) -> str:

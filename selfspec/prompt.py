@@ -119,7 +119,9 @@ class SeenCall(Call):
         arguments = update_arguments(self.model, dict(self.model_kwargs))
         positions = given_positions(self.model, self.input_ids, arguments)
         if reason := placing_reason(positions, arguments):
-            return DraftSupport.of_chains(reason)._replace(whole_reason=support.whole_reason)
+            return DraftSupport.of_chains(reason)._replace(
+                read_at_once_reason=support.read_at_once_reason
+            )
         return support
 
 
@@ -195,7 +197,7 @@ class Prompt(Call):
             num_copies=self._num_copies(number) if number > 1 else 1,
             learns=self.config.learning != "frozen",
             on_logits=self.on_logits,
-            in_parts=self.route.support.whole_reason is None,
+            in_parts=self.route.support.read_at_once_reason is None,
         )
 
     def new_rows(

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.inputs import missing_inputs_reason, of_plain_steps
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
@@ -102,7 +102,7 @@ class ModelRunner:
             self._abilities[state] = ability
             return ability
 
-    def needed_reason(
+    def missing_inputs_reason(
         self, look: Look, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
@@ -118,7 +118,7 @@ class ModelRunner:
         with self._trying:
             if key not in self._needed:
                 with uncompiled(model):
-                    reason = needed_reason(model, input_ids, generation_config, arguments)
+                    reason = missing_inputs_reason(model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = reason

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from selfspec import SelfSpec
-from selfspec.batch.answers import Answer, OnToken
+from selfspec.batch.answers import Answer
 from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.prompt import Prompt
 from selfspec.session import Session
@@ -24,11 +25,12 @@ class TextSession(Session):
         tokenizer: Any,
         spec: SelfSpec,
         *,
-        on_token: OnToken | None = None,
+        on_token: Callable[[int, Sequence[int]], bool] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(spec.runner(model), spec, **options)
-        self.requests = Requests(model, tokenizer, spec, on_token)
+        self.requests = Requests(model, tokenizer, spec)
+        self._on_token = on_token
 
     @property
     def kv(self) -> Any:
@@ -41,7 +43,8 @@ class TextSession(Session):
     def call(
         self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
     ) -> Prompt:
-        prompt = self.requests.prompt(index, inputs, seed, arguments)
+        on_tokens = None if self._on_token is None else partial(self._on_token, index)
+        prompt = self.requests.prompt(index, inputs, seed, arguments, None, on_tokens)
         self.memory.check(prompt)
         return prompt
 

@@ -47,7 +47,7 @@ def of_plain_steps(
     return tuple(sorted(names)), tuple(sorted(values.items()))
 
 
-def needed_reason(
+def missing_inputs_reason(
     model: PreTrainedModel,
     input_ids: torch.Tensor,  # (B, P)
     generation_config: GenerationConfig,

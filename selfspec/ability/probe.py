@@ -55,13 +55,13 @@ class DraftSupport(NamedTuple):
     """What a model can verify.
 
     `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
-    `whole_reason` says why its prompts must be read at once, and is None if they need not be.
+    `read_at_once_reason` says why its prompts must be read at once; None if they need not be.
     """
 
     mode: str
     reason: str | None
     attention: AttentionTypes | None
-    whole_reason: str | None = None
+    read_at_once_reason: str | None = None
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
@@ -120,16 +120,18 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return check_tree(model, ids, types, layers(), TreeBackend, crowds)
 
     with torch.no_grad():
-        reason, chain_reason, whole_reason = _attempt(model, tree), None, None
+        reason, chain_reason, read_at_once_reason = _attempt(model, tree), None, None
         if reason is not None:
             chain_reason = _attempt(model, lambda: check_chain(tried, ids, layers(), crowds))
         if tried is model and chain_reason is None:
-            whole_reason = _attempt(model, lambda: check_prompt(model, ids, layers(), crowds))
+            read_at_once_reason = _attempt(
+                model, lambda: check_prompt(model, ids, layers(), crowds)
+            )
     if reason is None:
         assert not isinstance(types, str)
-        return DraftSupport("tree", None, types, whole_reason)
+        return DraftSupport("tree", None, types, read_at_once_reason)
     if chain_reason is None:
-        return DraftSupport.of_chains(reason)._replace(whole_reason=whole_reason)
+        return DraftSupport.of_chains(reason)._replace(read_at_once_reason=read_at_once_reason)
     if chain_reason != reason:
         reason = f"{reason}; and no chain either: {chain_reason}"
     return DraftSupport("plain", reason, None)

@@ -18,8 +18,8 @@ from selfspec.stats import GenerationStats
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Gets the index of a prompt and a token of its answer. Returns False if the reader is gone.
-OnToken = Callable[[int, Sequence[int]], bool]
+# Gets the next tokens of an answer. Returns False if nobody reads on.
+OnTokens = Callable[[Sequence[int]], object]
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,14 @@ class Answer:
 class TokenStreamer:
     """A streamer that hands on the tokens of one text, and ends it if nobody reads on."""
 
-    def __init__(self, index: int, on_token: OnToken | None, scores: TokenScores) -> None:
-        self._index = index
-        self._on_token = on_token
+    def __init__(self, on_tokens: OnTokens | None, scores: TokenScores) -> None:
+        self._on_tokens = on_tokens
         self._scores = scores
 
     def put(self, value: torch.Tensor) -> None:
         ids = value.tolist()
         self._scores.on_tokens(ids)
-        if self._on_token is not None and not self._on_token(self._index, ids):
+        if self._on_tokens is not None and self._on_tokens(ids) is False:
             raise ReaderGone
 
     def end(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import regex
@@ -39,23 +39,22 @@ class CallReader:
         """Is there a call, and are the arguments of the last one complete?"""
         return self.num_calls > 0 and self._arguments is None
 
-    def add(self, text: str, calls: list[dict[str, Any]]) -> str:
-        """Takes more of a text; returns other text, and puts parts of calls to `calls`.
+    def add(self, text: str) -> list[str | dict[str, Any]]:
+        """Takes more of a text; returns in order other text, and calls in parts as OpenAI has them.
 
-        The parts are as OpenAI streams them. Those of one call become one, as long as they are in
-        the same list.
+        A part that goes on with a call has its index and more of its arguments.
         """
         self._text += text
-        other, before = "", -1
+        parts, before = list[str | dict[str, Any]](), -1
         while before < self._end:
             before = self._end
             if self._arguments is not None:
-                self._read_arguments(calls)
+                parts += self._read_arguments()
             elif self._is_after:
-                self._read_end(calls)
+                parts += self._read_end()
             else:
-                other += self._read_text(calls)
-        return other
+                parts += self._read_text()
+        return parts
 
     def end(self) -> str:
         """What was held back, if it is no part of a call."""
@@ -63,7 +62,7 @@ class CallReader:
         is_text = self._arguments is None and not self._is_after
         return rest if is_text and (rest.strip() or not self.num_calls) else ""
 
-    def _read_text(self, calls: list[dict[str, Any]]) -> str:
+    def _read_text(self) -> Iterator[str | dict[str, Any]]:
         """The text up to an opening, or to where one may have begun."""
         opening = self._opening.search(self._text, self._end, partial=True)
         end = len(self._text) if opening is None else opening.start()
@@ -73,19 +72,20 @@ class CallReader:
             text, end = "", end if is_opened else self._end
         self._is_text = self._is_text or bool(text)
         self._end = end
+        if text:
+            yield text
         if is_opened:
-            self._begin(opening, calls)
-        return text
+            yield self._begin(opening)
 
-    def _begin(self, head: Any, calls: list[dict[str, Any]]) -> None:
+    def _begin(self, head: Any) -> dict[str, Any]:
         self._end, self._arguments = head.end(), JsonText()
         self._is_text = self._is_after = False
         function = {"name": head[1], "arguments": ""}
         about = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-        calls.append({"index": self.num_calls, **about})
         self.num_calls += 1
+        return {"index": self.num_calls - 1, **about}
 
-    def _read_arguments(self, calls: list[dict[str, Any]]) -> None:
+    def _read_arguments(self) -> Iterator[dict[str, Any]]:
         text, start = self._arguments, self._end
         while text is not None and self._end < len(self._text):
             text = text.read(self._text[self._end].encode())
@@ -93,22 +93,21 @@ class CallReader:
             if not text.open and not text.is_string:
                 text, self._is_after = None, True
         self._arguments = text
-        index, piece = self.num_calls - 1, self._text[start : self._end]
-        if calls and calls[-1]["index"] == index:
-            calls[-1]["function"]["arguments"] += piece
-        elif piece:
-            calls.append({"index": index, "function": {"arguments": piece}})
+        if piece := self._text[start : self._end]:
+            yield {"index": self.num_calls - 1, "function": {"arguments": piece}}
 
-    def _read_end(self, calls: list[dict[str, Any]]) -> None:
+    def _read_end(self) -> Iterator[dict[str, Any]]:
         """Goes on after the end of a call, or in the next one, once either is there.
 
-        The grammar allows nothing else, unless a special token cut what looked like a call.
+        The grammar allows nothing else, unless a special token cut what looked like a call. A part
+        without arguments says that the call has taken this text.
         """
+        yield {"index": self.num_calls - 1, "function": {"arguments": ""}}
         closing = self._closing.match(self._text, self._end, partial=True)
         self._is_after = closing is not None and closing.partial
         if closing is None or closing.partial:
             return
         if closing.lastindex:
-            self._begin(closing, calls)
+            yield self._begin(closing)
         else:
             self._end = closing.end()

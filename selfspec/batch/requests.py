@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from selfspec.batch.answers import OnToken, TokenStreamer
+from selfspec.batch.answers import OnTokens, TokenStreamer
 from selfspec.batch.guides import Guides
 from selfspec.batch.token_scores import TokenScores
 from selfspec.compat.generation import KV_NAMES
@@ -32,17 +32,14 @@ _OF_ONE_CALL = (
 class Requests:
     """Makes of each prompt the call that `generate()` would make of it.
 
-    A prompt has rules and random numbers of its own. `on_token` gets the tokens of all texts as
-    they come, and says whether anybody reads on. Once a first prompt was made, any thread may ask.
+    A prompt has rules and random numbers of its own. Once a first prompt was made, any thread may
+    ask.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, spec: SelfSpec, on_token: OnToken | None = None
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, spec: SelfSpec) -> None:
         self._model = model  # It may be a wrapper of PEFT.
         self.tokenizer = tokenizer
         self._spec = spec
-        self._on_token = on_token
         self._guides = Guides(tokenizer, inside_wrappers(model))
 
     def prompt(
@@ -52,10 +49,12 @@ class Requests:
         seed: int | None,
         arguments: Mapping[str, Any],
         scope: Hashable = None,
+        on_tokens: OnTokens | None = None,
     ) -> Prompt:
         """A prompt with the arguments that `generate()` would get; `index` names it.
 
         With learning="request", it shares what was read with prompts of the same `scope`.
+        `on_tokens` gets the tokens of its answer as they come.
 
         Refuses what `generate()` would refuse. Runs no forward, but for images, which transformers
         encodes here from 5.24 on, and for what an encoder reads.
@@ -77,8 +76,8 @@ class Requests:
         scores = TokenScores(self.tokenizer, *numbers)
         if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
             ready["max_new_tokens"] = 1
-        is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
-        streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
+        is_streamed = (on_tokens is not None or scores.is_asked) and not writes_nothing
+        streamer = TokenStreamer(on_tokens, scores) if is_streamed else None
         fields = {"index": index, "scope": scope, "scores": scores, "fails_alone": True}
         on_logits = None if scores.prompt is None else scores.on_logits
         fields |= {"writes_nothing": writes_nothing, "on_logits": on_logits}

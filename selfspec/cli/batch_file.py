@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,8 @@ from selfspec.errors import CliError, one_line
 from selfspec.machine.user_files import locked
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
-from selfspec.serving.replies import Form, Piece, usage_of
+from selfspec.serving.replies import Piece, joined, usage_of
+from selfspec.serving.responses import new_form
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
@@ -221,23 +222,25 @@ def results(
             yield LineResult(text, num_tokens=len(answer.ids))
 
 
-def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> str:
-    """What is written of an answer, in the form of its line; `piece` is all of its text."""
+def record(line: PromptLine, answer: Answer, pieces: Sequence[Piece], model_name: str) -> str:
+    """What is written of an answer, in the form of its line; `pieces` are its text."""
     stats = {
         "num_steps": answer.stats.num_steps,
         "tokens_per_step": round(answer.stats.tokens_per_step, 3),
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
-    if line.in_body:
-        body = Form(model_name, line.settings).whole([piece], usage_of([answer], [answer]))
+    if line.body is not None:
+        form = new_form(model_name, line.settings, line.body)
+        body = form.whole(pieces, usage_of([answer], [answer]))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:
         name = {} if line.name is None else {"id": line.name}
+        whole = joined(pieces)
         written = {
             **name,
-            "text": piece.text,
-            "finish_reason": piece.finish_reason,
+            "text": whole.text,
+            "finish_reason": whole.finish_reason,
             "num_prompt_tokens": answer.num_prompt_tokens,
             "num_new_tokens": len(answer.ids),
         }

@@ -15,7 +15,8 @@ from pydantic import ConfigDict
 from selfspec.errors import unknown_name
 from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.messages import FilledText, Messages
-from selfspec.serving.schema import Chat, Completion, Settings
+from selfspec.serving.responses import Responses
+from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
 
 _FORMS = ("prompt", "messages", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -28,7 +29,7 @@ class PromptLine:
     name: str | int | None  # Its `custom_id` or `id`.
     prompt: Any  # Text, messages or token ids.
     settings: Settings
-    in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
+    body: dict[str, Any] | None  # In OpenAI's form, which its answer then has, too.
 
 
 class _Line(Settings):
@@ -86,7 +87,7 @@ def read_line(number: int, data: bytes) -> PromptLine:
         name=line.id if line.custom_id is None else line.custom_id,
         prompt=prompt,
         settings=settings,
-        in_body=line.body is not None,
+        body=line.body,
     )
 
 
@@ -101,7 +102,9 @@ def _plain(line: _Line) -> tuple[Any, Settings]:
 
 
 def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
-    request = checked(Chat if "messages" in body else Completion, body)
+    forms: dict[str, type[TextRequest]] = {"messages": Chat, "input": Responses}
+    form = next((forms[name] for name in forms if name in body), Completion)
+    request = checked(form, body)
     if request.stream or request.n * len(request.prompts) != 1:
         field = "stream" if request.stream else "n" if request.n != 1 else "prompt"
         raise RequestError(f"{field} must ask for one answer, as a whole", field=field)

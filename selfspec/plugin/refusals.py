@@ -246,7 +246,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(_verifies("plain")),
         Rule(lambda call: call.support.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
         Rule(
-            lambda call: call.runner.needed_reason(
+            lambda call: call.runner.missing_inputs_reason(
                 call.look,
                 call.input_ids,
                 call.generation_config,

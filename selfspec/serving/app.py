@@ -30,7 +30,7 @@ from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body
-from selfspec.serving.responses import ResponseForm, Responses
+from selfspec.serving.responses import ResponseForm, Responses, new_form
 from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
@@ -211,9 +211,7 @@ class _Routes:
             body, hold = await self._read(request, until_over)
             fields = checked(request_type, body)
             self._check_model(fields.model)
-            form: Form | ResponseForm = Form(self._name, fields)
-            if isinstance(fields, Responses):
-                form = ResponseForm(self._name, body)
+            form = new_form(self._name, fields, body)
             exchange, streams = Exchange(self._model, fields, hold), fields.stream
             until_over.callback(exchange.close)
             # Calls are prepared one request at a time.
@@ -238,7 +236,7 @@ class _Routes:
         self, form: Form | ResponseForm, exchange: Exchange, arrived: float
     ) -> AsyncIterator[bytes]:
         try:
-            async for piece in exchange.pieces(streams=True):
+            async for piece in exchange.pieces():
                 yield form.chunk(piece)
             yield form.end(self._usage(exchange, arrived))
         except RequestError as error:

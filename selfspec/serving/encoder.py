@@ -12,7 +12,10 @@ from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.schema import Chat, Completion, Settings
 
-_CHARACTERS_A_POSITION = 16  # A prompt with more for each position of the model is too long.
+# Texts with more characters for each position of the model are too long. Making tokens of them
+# would take seconds, in which no other request is prepared.
+_CHARACTERS_A_POSITION = 16
+_BESIDE_PROMPTS = ("tools", "chat_template_kwargs", "reasoning_effort", "prediction", "bad_words")
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
 
 # Token ids, or what a processor made of a prompt.
@@ -56,6 +59,10 @@ class Encoder:
             words = [form for word in settings.bad_words for form in (word, f" {word}")]
             ids_of_words = self.tokenizer(words, add_special_tokens=False)["input_ids"]
             arguments["bad_words_ids"] = [ids for ids in ids_of_words if ids]
+        if "prediction" in arguments:  # The samples of a prompt share its tokens.
+            from selfspec.plugin.predictions import as_ids
+
+            arguments["prediction"] = as_ids(arguments["prediction"], self.tokenizer)
         self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])
         arguments = {**self.default, **arguments, **self._ends(settings)}
         wanted = arguments.get("max_new_tokens")
@@ -94,11 +101,7 @@ class Encoder:
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = settings.spelled("messages") if is_chat else "prompt"
         prompt = self.images.pictured(prompt, field)
-        most = _CHARACTERS_A_POSITION * (self.max_positions or sys.maxsize)
-        if len(str(prompt)) > most:  # Making tokens of it would take seconds.
-            rule = f"must fit into the model's {self.max_positions} positions"
-            got = f"(got more than {most} characters)"
-            raise RequestError(f"{field} {rule} {got}", field=field, code="context_length_exceeded")
+        self._check_size(field, prompt, settings)
         owner, options = self.images.processor or self.tokenizer, dict[str, Any]()
         tools = None
         if isinstance(settings, Chat):
@@ -118,6 +121,18 @@ class Encoder:
         if isinstance(ids, list) and isinstance(prompt, list):
             self.check_ids(field, ids)
         return ids
+
+    def _check_size(self, field: str, prompt: Any, settings: Settings) -> None:
+        most = _CHARACTERS_A_POSITION * (self.max_positions or sys.maxsize)
+        left, texts = most, {field: prompt}
+        texts |= {name: getattr(settings, name, None) for name in _BESIDE_PROMPTS}
+        for name, text in texts.items():
+            left -= 0 if text is None else len(str(text))
+            if left < 0:
+                beside = f"must fit into the model's {self.max_positions} positions"
+                rule = f"{settings.spelled(name)} {beside}, with all other texts of the request"
+                got, code = f"(got more than {most} characters)", "context_length_exceeded"
+                raise RequestError(f"{rule} {got}", field=settings.spelled(name), code=code)
 
     def check_ids(self, field: str, ids: list[int]) -> None:
         if wrong := [token for token in ids if not 0 <= token < self.vocab_size]:

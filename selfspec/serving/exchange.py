@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -25,17 +24,47 @@ from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
 
+# Gets the next tokens of a text; returns pieces to be sent now, if there are any.
+Heard = Callable[[Sequence[int]], list[Piece] | None]
 # Prepares a prompt, with a seed and the arguments of `generate()`.
-Prepare = Callable[[PromptInputs, int, dict[str, Any], Hashable], Prompt]
+Prepare = Callable[[PromptInputs, int, dict[str, Any], Hashable, Heard], Prompt]
+
+
+class StopFinder:
+    """Looks for stop strings in a text that comes in pieces."""
+
+    def __init__(self, stops: Sequence[str], *, shows_stop: bool) -> None:
+        self.is_stopped = False
+        self._shows_stop = shows_stop
+        pattern = "|".join(map(regex.escape, sorted(stops, key=len)))
+        self._pattern = regex.compile(pattern) if pattern else None
+        self._held = ""  # The end of the text, where a stop string may have begun.
+
+    def add(self, text: str) -> str:
+        """The text up to a stop string, or to where one may have begun."""
+        if self.is_stopped or self._pattern is None:
+            return "" if self.is_stopped else text
+        text = self.rest() + text
+        if stop := self._pattern.search(text):
+            self.is_stopped = True
+            return text[: stop.end() if self._shows_stop else stop.start()]
+        begun = self._pattern.search(text, partial=True)
+        end = len(text) if begun is None else begun.start()
+        self._held = text[end:]
+        return text[:end]
+
+    def rest(self) -> str:
+        """What was held back."""
+        text, self._held = self._held, ""
+        return text
 
 
 class Reply:
     """What is sent of one text while its tokens come: whole characters, and calls of tools.
 
     Nothing of a stop string is sent. Stop strings are looked for in the text outside of calls. Of
-    special tokens only those that belong to calls or are stop strings have a text. A reply is also
-    the stopping criterion of its text. Then it hears a token twice, from two threads, and decodes
-    it when it hears it first.
+    special tokens only those that belong to calls or are stop strings have a text. A reply with
+    stop strings is also the stopping criterion of its text.
     """
 
     looks_at_rows = True
@@ -45,117 +74,123 @@ class Reply:
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [tool.function.name for tool in tools]
         skips_special = settings.skip_special_tokens
+        self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self._choice = choice
         self._stream = TextStream(tokenizer, skips_special=skips_special)
         self._reader = CallReader(form, names) if names else None
         self._calls_only = isinstance(settings, Chat) and settings.must_call
-        stops = "|".join(map(regex.escape, sorted(settings.stops, key=len)))
-        self._stops = regex.compile(stops) if stops else None
-        self._shows_stop = settings.include_stop_str_in_output
+        self._stops = StopFinder(settings.stops, shows_stop=settings.include_stop_str_in_output)
         shown = {*settings.stops, *(form.marks if names else ())}
         added = tokenizer.added_tokens_decoder if shown and skips_special else {}
         special = {id: str(token) for id, token in added.items() if token.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
-        self._held = ""  # The end of the text, where a stop string may have begun.
-        self.is_stopped = False
-        self._lock = Lock()
-        # How many tokens were decoded, told by the criterion's caller, and taken to be sent.
-        self._num_decoded = self._num_told = self._num_taken = 0
-        self._text, self._calls = "", list[dict[str, Any]]()  # What was decoded, but not taken.
+        # How many more tokens the criterion has heard of than the streamer. Which of them is told
+        # first depends on how the text is decoded.
+        self._num_ahead = self._num_put = 0
+        self._parts: list[str | dict[str, Any]] = []  # What was decoded, and is in no piece yet.
+        self._pieces: list[Piece] = []  # What is to be sent.
         self._tells_ids = isinstance(settings, TextRequest) and settings.return_token_ids
-        self._prompt_ids: list[int] | None = None
         self._scores: TokenScores | None = None
         self._num_scored = 0
+        self._echo = ""
         if isinstance(settings, Completion) and settings.echo:
             prompt = settings.prompts[choice // settings.n]
-            self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
+            self._echo = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def expect(self, prompt: Prompt) -> None:
-        """Sends ids and scores of tokens too, and of the prompt's, if the request wants them."""
+        """Makes the first piece. It has the ids of the prompt if the request wants them."""
         self._scores = prompt.scores
-        if self._tells_ids:
-            self._prompt_ids = prompt.input_ids[0].tolist()
+        prompt_ids = prompt.input_ids[0].tolist() if self._tells_ids else None
+        self._pieces = [Piece(self._choice, self._echo, prompt_ids=prompt_ids)]
 
-    def add(self, ids: Sequence[int]) -> Piece:
+    def listener(self, *, streams: bool) -> Heard:
+        """What hears of tokens. A whole text without calls is decoded at its end, all at once."""
+        if streams:
+            return self.add
+        return self._note if self._reader is None else self._put
+
+    def _note(self, _ids: Sequence[int]) -> None:
+        self.first_at = self.first_at or perf_counter()
+
+    def _put(self, ids: Sequence[int]) -> None:
+        """Takes the next tokens, and decodes those of which the criterion has not heard."""
+        self._note(ids)
+        fresh = ids[max(self._num_ahead, 0) :]
+        self._num_ahead -= len(ids)
+        self._num_put += len(ids)
+        if self._reader is None and not self._marks.keys() & fresh:
+            self._show(self._stream.add(*fresh))
+        else:
+            for token in fresh:
+                self._decode(token)
+        self._add_pieces(ids)
+
+    def take(self) -> list[Piece]:
+        """What may be sent now."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def add(self, ids: Sequence[int]) -> list[Piece]:
         """Takes the next tokens; returns what may be sent now."""
-        with self._lock:
-            self._decode(ids[self._num_decoded - self._num_taken :])
-            return self._taken(ids)
+        self._put(ids)
+        return self.take()
 
-    def end(self, answer: Answer) -> Piece:
-        """What is left of a text that is complete, and why it ended."""
-        ids, reader = answer.ids[self._num_taken :], self._reader
-        with self._lock:
-            self._decode(ids[self._num_decoded - self._num_taken :])
-            self._show(self._stream.rest())
-            head = "" if reader is None else reader.end()  # It may be the beginning of a call.
-            if self._calls_only:
-                self._text += self._held + head
-            else:
-                self._text += self._before_stop(head) + self._held
-            reason = "stop" if self.is_stopped else answer.finish_reason
-            if reason == "stop" and reader is not None and reader.has_called:
-                reason = "tool_calls"
-            return self._taken(ids)._replace(finish_reason=reason)
+    def end(self, answer: Answer) -> list[Piece]:
+        """What is left to be sent of a text that is complete, and why it ended."""
+        reader = self._reader
+        self._put(answer.ids[self._num_put :])
+        self._show(self._stream.rest())
+        head = "" if reader is None else reader.end()  # It may be the beginning of a call.
+        if not self._calls_only:
+            head = self._stops.add(head)
+        rest = self._stops.rest()
+        self._parts.append(rest + head if self._calls_only else head + rest)
+        self._add_pieces()
+        reason = "stop" if self._stops.is_stopped else answer.finish_reason
+        if reason == "stop" and reader is not None and reader.has_called:
+            reason = "tool_calls"
+        return [*self.take(), Piece(self._choice, "", reason)]
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
-        with self._lock:
-            if self._num_told == self._num_decoded:
-                self._decode([int(input_ids[0, -1])])
-            self._num_told += 1
-        return torch.tensor([self.is_stopped], device=input_ids.device)
+        self._num_ahead += 1
+        if self._num_ahead > 0:
+            self._decode(int(input_ids[0, -1]))
+        return torch.tensor([self._stops.is_stopped], device=input_ids.device)
 
-    def _taken(self, ids: Sequence[int]) -> Piece:
-        self._num_taken += len(ids)
-        piece = Piece(
-            self._choice,
-            self._text,
-            calls=self._calls,
-            scores=self._next_scores(),
-            ids=ids if self._tells_ids else (),
-            prompt_ids=self._prompt_ids,
-        )
-        self._text, self._calls, self._prompt_ids = "", [], None
-        return piece
+    def _add_pieces(self, ids: Sequence[int] = ()) -> None:
+        """Makes pieces of what was decoded; the first one has the tokens."""
+        about: dict[str, Any] = {
+            "scores": self._next_scores(),
+            "ids": ids if self._tells_ids else (),
+        }
+        for part in self._parts or [""]:
+            text, calls = (part, []) if isinstance(part, str) else ("", [part])
+            piece = Piece(self._choice, text, calls=calls, **about)
+            if not piece.is_first:
+                self._pieces.append(piece)
+                about = {}
+        self._parts = []
 
     def _next_scores(self) -> list[TokenScore]:
-        """The scores of the tokens that were taken, after those of the prompt if it is sent."""
+        """The scores of the tokens that came, after those of the prompt."""
         if self._scores is None:
             return []
         tokens, prompt = self._scores.tokens or [], self._scores.prompt or []
         start = max(self._num_scored - len(prompt), 0)
-        scores = [*prompt[self._num_scored :], *tokens[start : self._num_taken]]
+        scores = [*prompt[self._num_scored :], *tokens[start:]]
         self._num_scored += len(scores)
         return scores
 
-    def _decode(self, ids: Sequence[int]) -> None:
-        self._num_decoded += len(ids)
-        if self._marks.keys() & ids:
-            self._show("".join(map(self._text_of, ids)))
-        else:
-            self._show(self._stream.add(*ids))
-
-    def _text_of(self, token: int) -> str:
+    def _decode(self, token: int) -> None:
         mark = self._marks.get(token)
-        return self._stream.add(token) if mark is None else self._stream.rest() + mark
+        self._show(self._stream.add(token) if mark is None else self._stream.rest() + mark)
 
     def _show(self, text: str) -> None:
-        if self._reader is not None:
-            text = self._reader.add(text, self._calls)
-        self._text += self._before_stop(text)
-
-    def _before_stop(self, text: str) -> str:
-        """The text up to a stop string, or to where one may have begun."""
-        if self.is_stopped or self._stops is None:
-            return "" if self.is_stopped else text
-        text, self._held = self._held + text, ""
-        if stop := self._stops.search(text):
-            self.is_stopped = True
-            return text[: stop.end() if self._shows_stop else stop.start()]
-        begun = self._stops.search(text, partial=True)
-        end = len(text) if begun is None else begun.start()
-        self._held = text[end:]
-        return text[:end]
+        for part in [text] if self._reader is None else self._reader.add(text):
+            if isinstance(part, str):
+                self._parts.append(self._stops.add(part))
+            else:  # No stop string goes past a call.
+                self._parts += [self._stops.rest(), part]
 
 
 def choices_of(
@@ -163,15 +198,18 @@ def choices_of(
 ) -> list[tuple[Prompt, Reply]]:
     """Each choice: its prompt, and what will be sent. Raises what is wrong with the first one."""
     choices: list[tuple[Prompt, Reply]] = []
-    scope = object()
+    scope, num_samples, streams = object(), 1, False
+    if isinstance(settings, TextRequest):
+        num_samples, streams = settings.n, settings.stream
     for inputs in prompts:
         ids, arguments = encoder.arguments_for(inputs, settings)
-        for number in range(settings.n if isinstance(settings, TextRequest) else 1):
+        for number in range(num_samples):
             reply = Reply(len(choices), encoder.tokenizer, settings)
             # A prompt that is only scored has no text that could stop.
             stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
-            prompt = prepare(ids, seed + number, {**arguments, **criteria}, scope)
+            heard = reply.listener(streams=streams)
+            prompt = prepare(ids, seed + number, {**arguments, **criteria}, scope, heard)
             reply.expect(prompt)
             choices.append((prompt, reply))
     return choices
@@ -186,14 +224,15 @@ class Exchange:
     def __init__(
         self, model: ModelThread, request: TextRequest, hold: Callable[[int], object]
     ) -> None:
-        self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         has_tools = isinstance(request, Chat) and request.callable_tools
         self._schema_field = "tools" if has_tools else request.schema_field
         self._num_samples = request.n  # of a prompt
+        self._streams = request.stream
         self._hold = hold
         self._model = model
         self._indices, self._queue = model.enter(request.n * len(request.prompts))
-        self._choices: list[tuple[Prompt, Reply]] = []
+        self._prompts: list[Prompt] = []
+        self._replies: list[Reply] = []
         self._answers: dict[int, Answer] = {}  # Those that are complete, by choice.
 
     def close(self) -> None:
@@ -206,31 +245,32 @@ class Exchange:
         answers = [answer for _, answer in sorted(self._answers.items())]
         return usage_of(answers, answers[:: self._num_samples])
 
-    async def pieces(self, *, streams: bool) -> AsyncIterator[Piece]:
-        """The texts as they come, or else whole. Raises what ends the request."""
-        replies = [reply for _, reply in self._choices]
-        for reply in replies if streams else ():
-            yield reply.add(())
-        while self._choices:  # A prompt that has ended is not kept.
-            self._model.add(self._choices.pop(0)[0])
-        while len(self._answers) < len(replies):
+    @property
+    def first_at(self) -> float | None:
+        """When the first token came, by `perf_counter`."""
+        return min((reply.first_at for reply in self._replies if reply.first_at), default=None)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The texts as they come, or else at their ends. Raises what ends the request."""
+        for piece in (p for reply in self._replies if self._streams for p in reply.take()):
+            yield piece
+        while self._prompts:  # A prompt that has ended is not kept.
+            self._model.add(self._prompts.pop(0))
+        while len(self._answers) < len(self._replies):
             index, event = await self._queue.get()
-            choice = index - self._indices[0]
-            self.first_at = self.first_at or perf_counter()
             if isinstance(event, RequestError):
                 raise event
             if isinstance(event, Answer):
                 if event.error is not None:
                     raise self._told(event.error)
+                choice = index - self._indices[0]
                 self._answers[choice] = event
-                yield replies[choice].end(event)
-            elif streams:
-                piece = replies[choice].add(event)
-                if not piece.is_first:
-                    yield piece
+                event = self._replies[choice].end(event)
+            for piece in event:
+                yield piece
 
     async def whole(self) -> list[Piece]:
-        return [piece async for piece in self.pieces(streams=False)]
+        return [piece async for piece in self.pieces()]
 
     def prepare(self, request: TextRequest, encoder: Encoder) -> None:
         """Makes the calls of a request; refuses what can't be answered. Any thread may ask."""
@@ -244,7 +284,8 @@ class Exchange:
             return self._model.prompt(next(indices), inputs, *others)
 
         try:
-            self._choices = choices_of(request, request.prompts, encoder, prepare, seed)
+            choices = choices_of(request, request.prompts, encoder, prepare, seed)
+            self._prompts, self._replies = [list(part) for part in zip(*choices, strict=True)]
         except SelfSpecError as error:
             raise self._told(error) from error
         except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, from_json
 
-from selfspec.errors import SelfSpecError, one_line
+from selfspec.errors import SelfSpecError, did_you_mean, one_line
 
 _short = Repr()
 _short.maxstring = _short.maxother = 80
@@ -87,6 +87,9 @@ def checked(model: type[Known], value: dict[str, Any]) -> Known:
     field, *inside = place
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside)
     said = f"{field:.40}{where}: {', or '.join(dict.fromkeys(rules))}"
+    if errors[0]["type"] == "extra_forbidden" and not inside:
+        names = [info.alias or name for name, info in model.model_fields.items()]
+        said += did_you_mean(str(field), names)
     raise RequestError(f"{said} (got {_short.repr(errors[0]['input'])})", field=f"{field:.40}")
 
 

@@ -125,4 +125,5 @@ class ToolChoice(Fields):
     function: _Named
 
 
+Tools = Annotated[list[Tool], Field(max_length=128)]
 Messages = Annotated[list[Message], Field(min_length=1)]

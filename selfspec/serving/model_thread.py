@@ -1,4 +1,4 @@
-"""The thread that owns the model. It runs the steps of a session and sends clients their tokens.
+"""The thread that owns the model. It runs the steps of a session and tells clients of their texts.
 
 Everything else runs in the event loop, which hands calls over and gets events back. Knows nothing
 of HTTP or JSON.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count, islice
@@ -26,7 +26,7 @@ from selfspec.session import ReadingPace, Session
 
 _log = logging.getLogger("selfspec")
 
-Event = list[int] | Answer  # New tokens of a text, or its complete answer.
+Event = Any  # What is told of new tokens of a text, or its complete `Answer`.
 # With the index of the text. An error is for all texts, as where the server is being stopped.
 Heard = tuple[int, Event | RequestError]
 
@@ -61,7 +61,7 @@ class ModelThread:
         # By the index of a text: what hands its events to the event loop of its client.
         self._clients: dict[int, Callable[[Heard], object]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.requests = Requests(model, tokenizer, spec, self._on_token)
+        self.requests = Requests(model, tokenizer, spec)
         self.session = Session(
             spec.runner(model),
             spec,
@@ -100,9 +100,26 @@ class ModelThread:
         self._clients |= dict.fromkeys(indices, lambda event: soon(queue.put_nowait, event))
         return indices, queue
 
-    def prompt(self, index: int, inputs: PromptInputs, *others: Any) -> Prompt:
-        """A prompt for `add`; any thread may ask. Refuses what can never be answered."""
-        prompt = self.requests.prompt(index, inputs, *others)
+    def prompt(
+        self,
+        index: int,
+        inputs: PromptInputs,
+        seed: int,
+        arguments: Any,
+        scope: Hashable,
+        heard: Callable[[Sequence[int]], Event],
+    ) -> Prompt:
+        """A prompt for `add`; any thread may ask. Refuses what can never be answered.
+
+        `heard` makes an event of new tokens, or nothing, in the thread of the model.
+        """
+
+        def on_tokens(ids: Sequence[int]) -> bool:
+            if event := heard(ids):
+                self._tell(index, event)
+            return index in self._clients
+
+        prompt = self.requests.prompt(index, inputs, seed, arguments, scope, on_tokens)
         self.session.memory.check(prompt)
         return prompt
 
@@ -157,12 +174,6 @@ class ModelThread:
     def _tell(self, index: int, event: Event) -> None:
         """Hands an event to the client. An answer is its last one."""
         clients = self._clients
-        tell = clients.get(index) if isinstance(event, list) else clients.pop(index, None)
+        tell = clients.pop(index, None) if isinstance(event, Answer) else clients.get(index)
         if tell is not None:
             tell((index, event))
-
-    def _on_token(self, index: int, ids: Sequence[int]) -> bool:
-        """Sends new tokens of a text; False if its client is gone."""
-        if ids:
-            self._tell(index, list(ids))
-        return index in self._clients

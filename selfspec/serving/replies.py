@@ -6,7 +6,8 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.serving.fields import RequestError
@@ -20,7 +21,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Piece(NamedTuple):
-    """Some more text of a choice. The first piece has none; the last one says why it ended.
+    """Some more text of a choice, or a part of a call. The last piece says why the choice ended.
 
     `calls` are parts of calls of tools, as OpenAI streams them. If the request wants them, there
     are the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece.
@@ -39,6 +40,25 @@ class Piece(NamedTuple):
         return not any(self[1:6])
 
 
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of a choice as one, with whole calls."""
+    calls: list[dict[str, Any]] = []
+    for part in chain.from_iterable(piece.calls for piece in pieces):
+        if "id" in part:
+            calls.append({name: value for name, value in part.items() if name != "index"})
+        else:
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    return Piece(
+        pieces[0].choice,
+        "".join(piece.text for piece in pieces),
+        pieces[-1].finish_reason,
+        calls,
+        scores=[score for piece in pieces for score in piece.scores],
+        ids=[token for piece in pieces for token in piece.ids],
+        prompt_ids=pieces[0].prompt_ids,
+    )
+
+
 class Form:
     def __init__(self, model: str, request: Settings) -> None:
         self._is_chat = isinstance(request, Chat)
@@ -52,12 +72,12 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request; a piece is all of a choice."""
-        pieces = sorted(pieces, key=lambda piece: piece.choice)
-        for call in chain.from_iterable(piece.calls for piece in pieces):
-            del call["index"]  # Only parts of calls have one.
-        choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
-        about = {"object": self._object, **self._same, **self._of_prompt(*pieces[:1])}
+        """The answer to a request."""
+        number = attrgetter("choice")
+        by_choice = groupby(sorted(pieces, key=number), number)
+        wholes = [joined(list(of_choice)) for _, of_choice in by_choice]
+        choices = [self._choice(piece, "message", is_first=True) for piece in wholes]
+        about = {"object": self._object, **self._same, **self._of_prompt(*wholes[:1])}
         return {**about, "choices": choices, "usage": usage}
 
     def chunk(self, *pieces: Piece, **more: object) -> bytes:
@@ -93,19 +113,25 @@ class Form:
         message: dict[str, Any] = {**role, "content": piece.text}
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": piece.calls}
-        scores = {"content": entries_of(piece), "refusal": None} if piece.scores else None
+        scores = (
+            {"content": entries_of(piece.scores, no_bytes=None), "refusal": None}
+            if piece.scores
+            else None
+        )
         return {"index": piece.choice, where: message, "logprobs": scores, **end}
 
 
-def entries_of(piece: Piece) -> list[dict[str, Any]]:
-    """The log probabilities of its tokens, as in OpenAI's chats and responses."""
+def entries_of(scores: Sequence[TokenScore], *, no_bytes: object) -> list[dict[str, Any]]:
+    """The log probabilities of tokens, as in OpenAI's chats and responses.
+
+    A part of a character has no bytes that are known: `no_bytes`.
+    """
 
     def entry(score: TokenScore) -> dict[str, Any]:
-        # A part of a character has no bytes that are known.
-        data = None if "\ufffd" in score.text else list(score.text.encode())
+        data = no_bytes if "\ufffd" in score.text else list(score.text.encode())
         return {"token": score.text, "logprob": score.logprob, "bytes": data}
 
-    return [{**entry(score), "top_logprobs": list(map(entry, score.top))} for score in piece.scores]
+    return [{**entry(score), "top_logprobs": list(map(entry, score.top))} for score in scores]
 
 
 def _of_completion(piece: Piece) -> dict[str, Any]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Container, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from selfspec.serving.fields import RequestError
-from selfspec.serving.messages import Messages, Tool, ToolChoice
-from selfspec.serving.replies import Piece, entries_of, event
-from selfspec.serving.schema import Chat, Length, ResponseFormat
+from selfspec.serving.messages import Messages, ToolChoice, Tools
+from selfspec.serving.replies import Form, Piece, entries_of, event
+from selfspec.serving.schema import Chat, Length, ResponseFormat, Settings
+
+if TYPE_CHECKING:
+    from selfspec.batch.token_scores import TokenScore
 
 # What a request says of itself, which its response repeats.
 _REPEATED: dict[str, Any] = {
@@ -32,7 +36,7 @@ _FIXED: dict[str, Any] = {
     "truncation": "disabled",
 }
 _SCORES, _THOUGHTS = "message.output_text.logprobs", "reasoning.encrypted_content"
-_THOUGHT = {"role": "assistant"}  # A message that says nothing keeps the place of the item.
+_THOUGHT = {"role": "assistant", "reasoning": ""}  # It keeps the place of the item.
 _OF_ITEMS = {"id", "status"}  # Of items that come back; they say nothing to a model.
 
 
@@ -42,14 +46,17 @@ def _messages(value: object) -> list[Any]:
         return [{"role": "user", "content": value}]
     if not isinstance(value, (list, dict)):
         raise ValueError("must be text or a list of items")
-    return list(map(_message, value if isinstance(value, list) else [value]))
+    messages = list(map(_message, value if isinstance(value, list) else [value]))
+    if messages and all(message == _THOUGHT for message in messages):
+        raise ValueError("must have an item beside those of reasoning")
+    return messages
 
 
 def _message(item: object) -> object:
     if not isinstance(item, dict):
         return item
-    item_type = item.get("type", "message")
-    fields = {name: value for name, value in item.items() if name not in _OF_ITEMS | {"type"}}
+    fields = _without_nulls(item, _OF_ITEMS)
+    item_type = fields.pop("type", "message")
     if item_type == "reasoning":
         return _THOUGHT
     if item_type == "message":
@@ -71,24 +78,42 @@ def _parts(content: object) -> object:
 def _part(part: object) -> object:
     if not isinstance(part, dict):
         return part
-    hidden = {"annotations", "logprobs", "detail"}
-    fields = {k: value for k, value in part.items() if k not in hidden and value is not None}
-    if part.get("type") in ("input_text", "output_text"):
+    fields = _without_nulls(part, {"annotations", "logprobs", "detail"})
+    if fields.get("type") in ("input_text", "output_text"):
         return {**fields, "type": "text"}
-    if part.get("type") == "input_image" and "image_url" in fields:
+    if fields.get("type") == "input_image" and "image_url" in fields:
         return {**fields, "type": "image_url", "image_url": {"url": fields["image_url"]}}
+    if fields.get("type") not in ("text", "image_url"):
+        raise ValueError(
+            "must have contents of input_text, output_text, and input_image by its URL"
+        )
     return part
 
 
 def _format(text: object) -> object:
     """The `response_format` of a chat; none for plain text."""
+    text = _without_nulls(text)
     if isinstance(text, dict) and {*text} - {"format"}:
         raise ValueError("must have a format alone")
-    format = text.get("format") if isinstance(text, dict) else text
+    format = _without_nulls(text.get("format")) if isinstance(text, dict) else text
     if not isinstance(format, dict) or format.get("type") != "json_schema":
         return None if format == {"type": "text"} else format
     schema = {name: value for name, value in format.items() if name != "type"}
     return {"type": "json_schema", "json_schema": schema}
+
+
+def _effort(reasoning: object) -> object:
+    reasoning = _without_nulls(reasoning)
+    if not isinstance(reasoning, dict) or {*reasoning} - {"effort"}:
+        raise ValueError("must have an effort alone")
+    return reasoning.get("effort")
+
+
+def _without_nulls(value: Any, hidden: Container[str] = ()) -> Any:
+    """The fields that say something, of what has fields."""
+    if not isinstance(value, dict):
+        return value
+    return {k: v for k, v in value.items() if v is not None and k not in hidden}
 
 
 def _function(tool: object) -> object:
@@ -111,6 +136,8 @@ def _wants_scores(include: object) -> bool:
 class Responses(Chat):
     """Another spelling of a chat. Fields of vLLM's are taken too."""
 
+    scores_option = f"include: [{_SCORES!r}]"
+
     messages: Annotated[Messages, BeforeValidator(_messages), Field(alias="input")]
     instructions: str | None = None
     max_completion_tokens: Annotated[Length, Field(alias="max_output_tokens")] = None
@@ -119,7 +146,10 @@ class Responses(Chat):
     ] = None
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
-    tools: Annotated[list[Tool] | None, BeforeValidator(_functions)] = None
+    reasoning_effort: Annotated[str | None, BeforeValidator(_effort), Field(alias="reasoning")] = (
+        None
+    )
+    tools: Annotated[Tools | None, BeforeValidator(_functions)] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ToolChoice | None, BeforeValidator(_function)
     ] = None
@@ -134,7 +164,7 @@ class Responses(Chat):
         system = {"role": "system", "content": self.instructions}
         merged: list[dict[str, Any]] = [system] if self.instructions else []
         for item in self.messages:
-            if item.model_fields_set == {*_THOUGHT}:
+            if item.reasoning == "" and item.model_fields_set == {*_THOUGHT}:
                 continue
             message, before = item.as_dict(), merged[-1] if merged else {}
             if "tool_calls" in message and before.get("role") == "assistant":
@@ -143,6 +173,12 @@ class Responses(Chat):
             else:
                 merged.append(message)
         return [merged]
+
+
+def new_form(model: str, request: Settings, body: dict[str, Any]) -> Form | ResponseForm:
+    """The form of the answers to a request, which came as `body`."""
+    is_response = isinstance(request, Responses)
+    return ResponseForm(model, body) if is_response else Form(model, request)
 
 
 class ResponseForm:
@@ -155,6 +191,7 @@ class ResponseForm:
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # Is the last item being written?
         self._num_events = 0
+        self._scores: list[TokenScore] = []  # Of tokens whose text has not come yet.
         self._finish_reason: str | None = None
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +207,8 @@ class ResponseForm:
             names = ("response.created", "response.in_progress")
             return b"".join(self._event(name, response=response) for name in names)
         self._finish_reason = piece.finish_reason
-        is_text = piece.text or (piece.scores and not self._same["tools"])
-        events = list(self._text(piece)) if is_text else []
+        self._scores += piece.scores
+        events = list(self._text(piece.text)) if piece.text else []
         for part in piece.calls:
             events += self._call(part)
         return b"".join(events)
@@ -195,20 +232,22 @@ class ResponseForm:
         output = {"status": status, "incomplete_details": reason, "output": self._items}
         return {**self._same, **output, "usage": usage and _usage(usage)}
 
-    def _text(self, piece: Piece) -> Iterator[bytes]:
+    def _text(self, text: str) -> Iterator[bytes]:
         if not self._is_open or self._items[-1]["type"] != "message":
             yield from self._open("msg", type="message", role="assistant", content=[])
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield self._of_item("content_part.added", content_index=0, part=part)
             self._items[-1]["content"].append(part)
-        part, scores = self._items[-1]["content"][0], entries_of(piece)
-        part["text"] += piece.text
+        part, scores = self._items[-1]["content"][0], entries_of(self._scores, no_bytes=[])
+        self._scores = []
+        part["text"] += text
         part["logprobs"] += scores
-        told = {"content_index": 0, "delta": piece.text, "logprobs": scores}
+        told = {"content_index": 0, "delta": text, "logprobs": scores}
         yield self._of_item("output_text.delta", **told)
 
     def _call(self, part: dict[str, Any]) -> Iterator[bytes]:
         function = part["function"]
+        self._scores = []  # A call has no place for the scores of its tokens.
         if "id" in part:
             about = {"call_id": part["id"], "name": function["name"], "arguments": ""}
             yield from self._open("fc", type="function_call", **about)
@@ -223,9 +262,10 @@ class ResponseForm:
         yield self._of_item("output_item.added", item=self._items[-1])
 
     def _ended(self) -> Iterator[bytes]:
-        if not self._items:
-            yield from self._text(Piece(0, ""))
-        yield from self._closed(self._status)
+        if not self._items or (self._scores and self._items[-1]["type"] == "message"):
+            yield from self._text("")
+        is_whole = self._items[-1]["type"] != "message" and _is_json(self._items[-1]["arguments"])
+        yield from self._closed("completed" if is_whole else self._status)
 
     def _closed(self, status: str) -> Iterator[bytes]:
         if not self._is_open:
@@ -258,10 +298,18 @@ def _id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (RecursionError, ValueError):
+        return False
+    return True
+
+
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": usage["prompt_tokens_details"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],

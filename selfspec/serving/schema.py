@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -22,6 +22,7 @@ from selfspec.serving.messages import (
     TextPart,
     Tool,
     ToolChoice,
+    Tools,
     text_or_parts,
 )
 
@@ -255,13 +256,15 @@ class TextRequest(Settings):
 
 
 class Chat(TextRequest):
+    scores_option: ClassVar[str] = "logprobs: true"
+
     messages: Messages
     logprobs: bool = False
     top_logprobs: NumScores | None = None
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] = False
     parallel_tool_calls: bool | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     add_special_tokens: Literal[False] = False  # A template writes its own.
     chat_template_kwargs: dict[str, Any] | None = None
@@ -312,9 +315,9 @@ class Chat(TextRequest):
     @model_validator(mode="after")
     def _check_chat(self) -> Chat:
         if self.top_logprobs and not self.logprobs:
-            rule = f"top_logprobs must come with logprobs: true (got {self.top_logprobs})"
+            rule = f"top_logprobs must come with {self.scores_option} (got {self.top_logprobs})"
             raise RequestError(rule, field="top_logprobs")
-        if self.tool_choice not in (None, "none") and not self.callable_tools:
+        if self.must_call and not self.callable_tools:
             names = [tool.function.name for tool in self.tools or ()]
             rule = "tool_choice must name one of the tools, or be left out without tools"
             raise RequestError(f"{rule} (got {names!r:.80})", field="tool_choice")

@@ -10,7 +10,7 @@ from transformers import AutoConfig, DynamicCache, LlamaForCausalLM
 
 from selfspec import SpecConfig
 from selfspec import runner as run_module
-from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.inputs import missing_inputs_reason, of_plain_steps
 from selfspec.ability.look import look_at
 from selfspec.compat.generation import KV
 from selfspec.runner import ModelRunner
@@ -40,8 +40,8 @@ def test_zeros_that_change_nothing_say_nothing_of_ones() -> None:
     for value, reason in ((0, None), (1, "its plain steps need 'token_type_ids', which")):
         model, ids, how, arguments = typed(value)
         kinds.append(of_plain_steps(model, ids, arguments))
-        assert (needed_reason(model, ids, how, arguments) or "").startswith(reason or "")
-        assert (reason is None) == (needed_reason(model, ids, how, arguments) is None)
+        assert (missing_inputs_reason(model, ids, how, arguments) or "").startswith(reason or "")
+        assert (reason is None) == (missing_inputs_reason(model, ids, how, arguments) is None)
         assert arguments[KV].get_seq_length() == 0  # Asking changes nothing.
     assert kinds[0] != kinds[1]
 
@@ -53,10 +53,10 @@ def test_text_alone_needs_no_trial() -> None:
 
 def test_a_verdict_is_kept_for_the_names_and_values(monkeypatch: Any) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(run_module, "needed_reason", lambda *given: tried.append(given))
+    monkeypatch.setattr(run_module, "missing_inputs_reason", lambda *given: tried.append(given))
     model, ids, how, zeros = typed(0)
     runner = ModelRunner(model, SpecConfig())
     ones = {**zeros, "token_type_ids": zeros["token_type_ids"] + 1}
     for arguments in (zeros, zeros, ones, ones, zeros):
-        runner.needed_reason(look_at(model), ids, how, arguments)
+        runner.missing_inputs_reason(look_at(model), ids, how, arguments)
     assert len(tried) == 2

@@ -392,7 +392,7 @@ def test_dropout_is_decoded_plainly_with_stocks_draws():
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen3-next", "bloom", "paligemma"])
 def test_prompts_whose_tokens_see_later_ones_are_read_at_once(name):
-    reason = probe(tiny_model(name)).whole_reason
+    reason = probe(tiny_model(name)).read_at_once_reason
     assert (reason is not None) == (name == "paligemma")
 
 

@@ -110,7 +110,7 @@ def test_lines_that_changed(data: st.DataObject) -> None:
         json.loads(json.dumps({"error": str(error)}))
     else:
         answer = Answer(0, "text", [1], "stop", 2, GenerationStats())
-        json.loads(record(read, answer, Piece(0, "text", "stop"), "model").encode())
+        json.loads(record(read, answer, [Piece(0, "text", "stop")], "model").encode())
 
 
 def test_a_file_in_utf_16_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -43,10 +43,11 @@ def plain(
         model_kwargs={KV: DynamicCache()} | kwargs,
         input_ids=torch.ones(1, 3),
         generation_config=config,
-        runner=SimpleNamespace(needed_reason=lambda *given: given[-1].get("needed")),
+        runner=SimpleNamespace(missing_inputs_reason=lambda *given: given[-1].get("needed")),
         max_new_columns=50,
         synced_gpus=False,
-        ability=DraftSupport(mode, None if mode == "tree" else "it can't", None),
+        look=None,
+        support=DraftSupport(mode, None if mode == "tree" else "it can't", None),
         setting=lambda name: getattr(config, name, None),
     )
     return reason_for(Outcome.PLAIN, call)

@@ -59,20 +59,23 @@ class Served:
         prepared = requests.prompt
 
         def extended(
-            index: int, inputs: Any, seed: Any, arguments: dict[str, Any], *scope: Any
+            index: int, inputs: Any, seed: Any, arguments: dict[str, Any], *others: Any
         ) -> Any:
-            return prepared(index, inputs, seed, {**arguments, **self.extra(inputs)}, *scope)
+            return prepared(index, inputs, seed, {**arguments, **self.extra(inputs)}, *others)
 
         requests.prompt = extended  # type: ignore[method-assign]
 
-    def choices_in_file(self, body: dict[str, Any]) -> Any:
-        """The choices that a batch file has for a body."""
+    def in_file(self, body: dict[str, Any]) -> Any:
+        """The answer that a batch file has for a body."""
         session = Session(self.spec_of_files.runner(self.model), self.spec_of_files)
         requests = Requests(self.model, self.tokenizer, self.spec_of_files)
         self.add_extra(requests)
         lines = [read_line(1, json.dumps({"body": body}).encode())]
         (result,) = results(lines, session, requests, self.encoder, model_name=NAME, seed=0)
-        return json.loads(result.text)["response"]["body"]["choices"]
+        return json.loads(result.text)["response"]["body"]
+
+    def choices_in_file(self, body: dict[str, Any]) -> Any:
+        return self.in_file(body)["choices"]
 
     def post(self, path: str, body: Any) -> Any:
         """The response. Bytes are sent as they are, and halves of characters are escaped."""

@@ -148,6 +148,30 @@ def test_bad_words_are_those_of_a_plain_loop(served: Served) -> None:
     assert text_of(served, bad_words=words) == expected != whole
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, "/v1/responses"])
+def test_all_that_becomes_tokens_is_limited(
+    served: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together, and before any of it is tokenized: the others would wait for that."""
+    half = "x " * (512 * 8 // 2)
+    function = {"name": "a", "description": half}
+    fields: dict[str, Any] = {
+        "tools": [function if path != CHAT else {"function": function}],
+        "chat_template_kwargs": {"a": half},
+        "prediction": {"type": "content", "content": half},
+        "bad_words": [half],
+    }
+    fields["tools"][0]["type"] = "function"
+    prompt: Any = half if path != CHAT else [{"role": "user", "content": half}]
+    body = {{CHAT: "messages", COMPLETION: "prompt"}.get(path, "input"): prompt}
+    monkeypatch.setattr("selfspec.batch.prompts.inputs_of", None)
+    for name in ("prediction", "bad_words", *(fields if path != COMPLETION else ())):
+        error = served.post(path, {**body, name: fields[name]}).json()["error"]
+        assert (error["param"], error["code"]) == (name, "context_length_exceeded")
+        rule = "must fit into the model's 512 positions, with all other texts of the request"
+        assert error["message"] == f"{name} {rule} (got more than 8192 characters)"
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_bad_words_that_leave_no_choice(served: Served, temperature: float) -> None:
     wrong = {"guided_choice": ["fox"], "bad_words": ["fox"], "temperature": temperature}

@@ -28,7 +28,7 @@ async def last(thread: ModelThread, **arguments: Any) -> Any:
 async def asked(thread: ModelThread, **arguments: Any) -> AsyncIterator[Any]:
     """The events of a text that nobody waits for after it."""
     (index,), queue = thread.enter(1)
-    thread.add(thread.prompt(index, [5, 6, 7], 0, arguments))
+    thread.add(thread.prompt(index, [5, 6, 7], 0, arguments, None, list))
 
     async def events() -> AsyncIterator[Any]:
         event: Any = None

@@ -71,6 +71,27 @@ def test_items_are_the_messages_of_a_chat(served: Served) -> None:
     assert checked(Responses, asked).prompts == checked(Chat, {"messages": AS_CHAT}).prompts
 
 
+def test_nulls_and_defaults_count_as_left_out(served: Served) -> None:
+    """As in what clients make of an earlier response."""
+    asked = {"input": "the quick", "temperature": 0, "max_output_tokens": 4}
+    expected = served.ask(PATH, **asked)
+    repeated = {**expected, "reasoning": {"effort": None, "summary": None}}
+    repeated["text"] = {**expected["text"], "verbosity": None}
+    item = {"type": None, "role": "user", "content": "the quick", "id": None, "status": None}
+    names = ("tools", "tool_choice", "text", "reasoning", "truncation", "metadata", "top_p")
+    again = {name: repeated[name] for name in names}
+    response = served.ask(PATH, **{**asked, **again, "input": [HISTORY[1], item]})
+    assert response["output"][0]["content"] == expected["output"][0]["content"]
+    served.ask(PATH, **asked | {"input": [{"role": "assistant"}]})
+    details = expected["usage"]["input_tokens_details"]
+    assert {**details, "cached_tokens": 0} == {"cached_tokens": 0, "cache_write_tokens": 0}
+    in_file = served.in_file(asked)
+    assert (in_file["object"], in_file["output"][0]["content"]) == (
+        "response",
+        expected["output"][0]["content"],
+    )
+
+
 OPTIONS = {
     "temperature": st.sampled_from([0, 0.7, 1.3]),
     "top_p": st.floats(0.1, 1),
@@ -197,10 +218,14 @@ WRONG: list[tuple[str, Any, str]] = [
     ("input", [{"role": "wizard", "content": "x"}], "[0].role: Input should be 'system', "),
     ("input", [HISTORY[1], {"role": "wizard", "content": "x"}], "[1].role: Input should be "),
     ("input", [{"type": "function_call", "call_id": "c", "name": "x"}], "[0].arguments: Field "),
-    ("input", [{"role": "user", "content": [{"type": "input_file"}]}], "[0].content[0]: Input tag"),
+    ("input", [{"role": "user", "content": [{"type": "input_file"}]}], ": must have contents of "),
     ("previous_response_id", "resp_1", UNKNOWN),
     ("conversation", "conv_1", UNKNOWN),
-    ("reasoning", {"effort": "low"}, UNKNOWN),
+    ("input", [HISTORY[1]], ": must have an item beside those of reasoning"),
+    ("input", [{"role": "user", "content": [{"type": "input_image"}]}], ": must have contents of "),
+    ("reasoning", {"summary": "auto"}, ": must have an effort alone"),
+    ("top_logprobs", 2, " must come with include: ['message.output_text.logprobs'] (got 2)"),
+    ("tools", [TOOL] * 129, ": List should have at most 128 items"),
     ("background", True, ": Input should be False (got True)"),
     ("truncation", "auto", ": Input should be 'disabled' (got 'auto')"),
     ("tools", [{"type": "web_search"}], "[0].type: Input should be 'function' (got 'web_search')"),

@@ -66,7 +66,7 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
     ),
     "max_completion_tokens": (0,),
     "tools": ([{"type": "function"}], "x"),
-    "tool_choice": ("auto",),
+    "tool_choice": ("required",),
     "response_format": ({"type": "xml"}, {"type": "json_schema"}, "x"),
     "modalities": (["audio"],),
     "logprobs": (5, "x", [True]),
@@ -121,6 +121,7 @@ FORMS: list[tuple[str, Any, str]] = [
     ("logit_bias", {"x": 1}, ".x: String should match pattern"),
     ("store", True, ": Input should be False (got True)"),
     ("nonsense", 1, ": Extra inputs are not permitted (got 1)"),
+    ("temprature", 1, ": Extra inputs are not permitted; did you mean 'temperature'? (got 1)"),
 ]
 
 

@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.batch import Answer
 from selfspec.batch.text_stream import TextStream
-from selfspec.serving.exchange import Reply
-from selfspec.serving.schema import Settings
-from selfspec.stats import GenerationStats
+from selfspec.serving.exchange import StopFinder
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
-from tests.tiny import make_tokenizer
-
-TOKENIZER = make_tokenizer()
 
 
 def events(served: Served, path: str, **body: Any) -> list[Any]:
@@ -83,21 +77,21 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
 
 
 @given(
-    text=st.text(alphabet="abé", max_size=30),
+    pieces=st.lists(st.text(alphabet="abé", max_size=4), max_size=12),
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3),
 )
-def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str]) -> None:
-    stream, sent = Reply(0, TOKENIZER, Settings(stop=stops or None)), ""
-    ids = TOKENIZER(text)["input_ids"]
-    for token_id in ids:
-        if stream.is_stopped:
+def test_the_text_ends_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
+    finder, sent, text = StopFinder(stops, shows_stop=False), "", ""
+    for piece in pieces:
+        if finder.is_stopped:
             break
-        sent += stream.add([token_id]).text
+        text += piece
+        sent += finder.add(piece)
         assert not any(stop in sent for stop in stops)
     is_there = any(stop in text for stop in stops)
-    assert stream.is_stopped == is_there
+    assert finder.is_stopped == is_there
     # A stop string that is complete ends the text, even if a longer one began before it.
-    sent += stream.end(Answer(0, text, ids, "stop", 1, GenerationStats())).text
+    sent += finder.rest()
     assert text.startswith(sent) if is_there else sent == text
 
 

@@ -17,6 +17,7 @@ from selfspec.batch.call_forms import form_of, grammar_of
 from selfspec.batch.call_reader import CallReader
 from selfspec.batch.guides import Guide, Guides
 from selfspec.serving.fields import checked
+from selfspec.serving.replies import Piece, joined
 from selfspec.serving.schema import Chat
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
@@ -241,6 +242,49 @@ def test_parameters_need_no_type(asked: Any, family: str, parameters: Any) -> No
     assert (content, json.loads(arguments)) == (None, {"city": "Rome"})
 
 
+@pytest.mark.parametrize("case", ["text after a call", "two calls", "a call after text"])
+def test_items_of_a_response_are_in_their_order(family: str, steered: Steered, case: str) -> None:
+    """In a stream, whole and in a file, wherever they are cut, with the scores of their text."""
+    steered.script = script_of(family, case)
+    tools = [{"type": "function", **tool["function"]} for tool in (OTHER, WEATHER)]
+    asked = {"input": "the fox", "tools": tools, "temperature": 0, "top_logprobs": 1}
+    asked["include"] = ["message.output_text.logprobs"]
+    num_tokens = len(steered.tokenizer.encode(steered.script, add_special_tokens=False))
+    for length in [*range(1, num_tokens, 11), num_tokens, num_tokens + 1]:
+        body = {**asked, "max_output_tokens": length}
+        whole = steered.ask("/v1/responses", **body)
+        lines = steered.post("/v1/responses", {**body, "stream": True}).text.splitlines()
+        streamed = json.loads(lines[-2].removeprefix("data: "))["response"]
+        items = items_of(whole)
+        assert items == items_of(streamed) == items_of(steered.in_file(body))
+        for item in items[:-1]:
+            assert item["status"] == "completed"
+    _, content, calls = CASES[case]
+    texts = ["a\n", "\nb"] if case == "text after a call" else [content] if content else []
+    said = [item["content"][0]["text"] for item in items if item["type"] == "message"]
+    assert said == texts
+    assert [item["arguments"] for item in items if item["type"] != "message"] == calls
+    if case == "text after a call":
+        assert [item["type"] for item in items] == ["message", "function_call", "message"]
+    for item in items:
+        if item["type"] == "message":
+            scores = item["content"][0]["logprobs"]
+            tokens = [score["token"] for score in scores if score["token"] != "<|eos|>"]
+            assert "".join(tokens) == item["content"][0]["text"]
+            assert all(isinstance(score["bytes"], list) for score in scores)
+
+
+def items_of(response: Any) -> list[Any]:
+    """The output, without names that are drawn, and without digits that the shape decides."""
+    items = [dict.fromkeys(("id", "call_id"), "") for _ in response["output"]]
+    for item, of_response in zip(items, response["output"], strict=True):
+        item.update({**of_response, **item})
+        for part in item.get("content", ()):
+            for score in part["logprobs"]:
+                del score["logprob"], score["top_logprobs"]
+    return items
+
+
 def test_a_call_that_is_cut_in_its_head_ends_by_its_length(family: str, steered: Steered) -> None:
     """What may only be a call is not searched for stop strings, as in calls that are whole."""
     steered.script = written(family, ROME)
@@ -291,19 +335,24 @@ def test_texts_are_those_of_generate_with_the_same_processors(
 def test_calls_are_read_in_pieces_of_any_size(case: str, size: int) -> None:
     for name, kind in FAMILIES.items():
         text, (_, content, calls) = script_of(name, case), CASES[case]
-        reader, parts = CallReader(form_of(kind.template), ["time", "weather"]), []
+        reader = CallReader(form_of(kind.template), ["time", "weather"])
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        others = "".join(reader.add(piece, parts) for piece in pieces) + reader.end()
-        assert others == (content or "")
-        assert [call["function"]["arguments"] for call in parts] == calls
+        parts = [piece_of(part) for piece in pieces for part in reader.add(piece)]
+        whole = joined([Piece(0, ""), *parts])
+        assert whole.text + reader.end() == (content or "")
+        assert [call["function"]["arguments"] for call in whole.calls] == calls
+
+
+def piece_of(part: Any) -> Piece:
+    return Piece(0, part) if isinstance(part, str) else Piece(0, "", calls=[part])
 
 
 def test_a_text_that_is_cut_is_whole_as_far_as_it_came() -> None:
     form = form_of(FAMILIES["qwen3"].template)
     for text, expected in [("a <tool_c", "a <tool_c"), (" \n", " \n"), ("<tool_call>\n{", None)]:
         reader = CallReader(form, ["weather"])
-        other = reader.add(text, []) + reader.end()
+        other = "".join(map(str, reader.add(text))) + reader.end()
         assert other == (text if expected is None else expected)
     reader = CallReader(form, ["weather"])
-    reader.add(written("qwen3", ROME)[:-3], [])
+    reader.add(written("qwen3", ROME)[:-3])
     assert reader.end() == ""
