@@ -79,10 +79,12 @@ LATEST = (
     "forward",
     "eager_reason",
     "heads_reason",
+    "draft_model_reason",
     "kept_reason",
     "table_bytes",
     "packing_note",
     "captured_bytes",
+    "draft_model_bytes",
 )
 
 

@@ -73,6 +73,8 @@ def drawn(monkeypatch) -> list[tuple]:
     """Grows by one whenever noise is drawn."""
     calls, new = list[tuple](), tape.next_noise
     monkeypatch.setattr(tape, "next_noise", lambda *args: calls.append(args) or new(*args))
+    # A progress bar of an earlier test may have left a thread.
+    monkeypatch.setattr(tape.threading, "active_count", lambda: 1)
     return calls
 
 
