@@ -1,6 +1,7 @@
 """What a forward over a tree costs by its nodes, of models with running states and of others.
 
     python -m eval nodes --random qwen3.5-0.8b llama-0.8b --vocabulary 32000 --dtype bfloat16
+    python -m eval nodes --random llama-0.8b --after 256 2048 8192 --dtype bfloat16
 
 Random models of these sizes take turns, forward by forward, with packed weights if that pays. A
 forward is laid out, run over a tree in which each node has two children, and the path of two nodes
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from statistics import median
 from time import perf_counter
@@ -37,16 +38,15 @@ _NUM_PROMPT = 32
 _WARM_UP = 3  # The first rounds do not count.
 
 
-class Model:
-    """A random model after a prompt, and the milliseconds of its forwards by their nodes."""
+class Case:
+    """A random model after a text, and the milliseconds of its forwards by their nodes.
 
-    def __init__(self, name: str, options: argparse.Namespace, stack: ExitStack) -> None:
+    Longer texts are the first few columns again and again, since only their number matters.
+    """
+
+    def __init__(self, model: Any, name: str, length: int, stack: ExitStack) -> None:
         self.name = name
-        model = random_model(
-            name, None, dtype=options.dtype, device="cpu", vocab_size=options.vocabulary
-        )
         self.model = model
-        pack(model)
         self.runner = ModelRunner(model, SpecConfig())
         ability = self.runner.ability()
         assert ability.mode == "tree", ability.reason
@@ -56,7 +56,11 @@ class Model:
         self.num_ids = model.config.vocab_size
         with torch.no_grad():
             kv = prefilled(model, [5] * _NUM_PROMPT, TrialLayers())
-            self.rows = self.backend.add(kv, torch.tensor([[_NUM_PROMPT]]))
+            for layer in kv.layers:
+                if getattr(layer, "keys", None) is not None:
+                    layer.keys = layer.keys.repeat(1, 1, length // _NUM_PROMPT, 1)
+                    layer.values = layer.values.repeat(1, 1, length // _NUM_PROMPT, 1)
+            self.rows = self.backend.add(kv, torch.tensor([[length]]))
         self.times: dict[int, list[float]] = {}
 
     def step(self, num_nodes: int, dice: random.Random) -> None:
@@ -77,18 +81,29 @@ class Model:
 def run(options: argparse.Namespace) -> int:
     """Measures all models, and prints a table and the JSON line."""
     check_at_least(options, 1, "rounds")
+    check_at_least(options, _NUM_PROMPT, "after")
     if options.threads:
         torch.set_num_threads(options.threads)
     dice, widths = random.Random(0), sorted({1, *options.nodes})
     with ExitStack() as stack:
-        models = [Model(name, options, stack) for name in options.random]
+        cases = [case for name in options.random for case in _cases(name, options, stack)]
         for _ in range(_WARM_UP + options.rounds):
             for number in widths:
-                for model in models:
-                    model.step(number, dice)
-        found = {model.name: model.figures() for model in models}
+                for case in cases:
+                    case.step(number, dice)
+        found = {case.name: case.figures() for case in cases}
         print(_table(found, widths).markdown())
-        return tell("nodes", options, **where(models[0].model), models=found)
+        return tell("nodes", options, **where(cases[0].model), models=found)
+
+
+def _cases(name: str, options: argparse.Namespace, stack: ExitStack) -> Iterator[Case]:
+    model = random_model(
+        name, None, dtype=options.dtype, device="cpu", vocab_size=options.vocabulary
+    )
+    pack(model)
+    for length in options.after:
+        length = length // _NUM_PROMPT * _NUM_PROMPT
+        yield Case(model, f"{name}, after {length} tokens", length, stack)
 
 
 def _table(found: dict[str, dict[str, Any]], widths: Iterable[int]) -> Table:
@@ -105,6 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--random", nargs="+", default=["qwen3.5-0.8b", "llama-0.8b"], choices=SHAPES)
     add("--vocabulary", type=int, metavar="N", help="of all of them; default: their own")
     add("--nodes", type=int, nargs="+", default=[4, 8, 16], metavar="N", help="of the trees")
+    add("--after", type=int, nargs="+", default=[_NUM_PROMPT], metavar="N", help="tokens of text")
     add("--rounds", type=int, default=15, metavar="N", help="default: %(default)s")
     add("--dtype", default="float32", help="float32, bfloat16 or float16; default: %(default)s")
     add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from selfspec.compat.versions import untried_reason
@@ -77,6 +78,8 @@ logging.getLogger("selfspec").addHandler(_Named(logging.WARNING))
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # pyproject.toml is where it is written
         return metadata.version("selfspec")
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")  # As in selfspec.cache.load_cache.
     if name not in __all__:
         # Python suggests a name that is near to this one.
         raise AttributeError(

@@ -39,7 +39,8 @@ class SpecConfig:
             Lower makes broader trees.
         top_k: Candidates kept for each token in the look-up tables. It is also the most that a
             source may name for a node, and not the top_k of sampling.
-        sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
+        sources: Where drafts come from, by name; without any, and without sources of
+            your own, all decoding is plain. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text
             contains already. "texts": what answers and the texts of a cache have said before.
             "runners": what the model nearly chose. "common": what it finds likely everywhere, where
@@ -97,7 +98,11 @@ class SpecConfig:
         if self.kept_kv == "0":
             object.__setattr__(self, "kept_kv", 0)
         if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
-            amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")
+            share = amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")
+            if share > 100 and "%" in str(self.kept_kv):
+                raise ConfigError(
+                    f"kept_kv must be at most 100% of the free memory (got {self.kept_kv!r})"
+                )
         for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TypeAlias
 
 from selfspec.ability.families import unplaced_id
@@ -161,7 +161,7 @@ class Engine:
 
         Whoever calls it has entered `ModelRunner.decoding`.
         """
-        laps, committed = Laps(self._clock), list[Committed]()
+        laps, committed = Laps(self._clock, self._processor_clock), list[Committed]()
         step = self._next_step()
         start = laps.end("draft")
         draft(self.rows, step)
@@ -186,6 +186,12 @@ class Engine:
             row.stats.count_step(record)
             row.stats.count_time(laps, len(committed), width)
         self._tell_steps(committed)
+
+    @property
+    def _processor_clock(self) -> Callable[[], float] | None:
+        """None where this thread waits for a device or a disk, or where time is a test's."""
+        waits = self._device is not CPU or self.backend.kind == "streamed"
+        return None if waits or self._clock is not perf_counter else thread_time
 
     def _next_step(self) -> Step:
         """What the budget allows now, once cursors that take time had theirs."""
@@ -286,8 +292,9 @@ class Engine:
         stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
         stats.heads_reason = self._runner.why_no_heads(backend)
-        if isinstance(source := prompt.draft_model, SelfDraft):
+        if (source := prompt.draft_model) is not None:
+            stats.draft_model_reason = stats.idle_reason
+        if isinstance(source, SelfDraft):
             stats.draft_model_bytes = source.num_bytes
-            forwards = stats.num_draft_forwards
-            stats.draft_model_reason = source.idle_reason(forwards, stats.num_steps)
+            stats.draft_model_reason = source.reason or stats.idle_reason
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

@@ -92,8 +92,16 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """The end of a message about a name, with the nearest one that is known; or nothing."""
-    close = get_close_matches(got, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    spelled = {name.lower(): name for name in known}
+    close = get_close_matches(got.lower(), spelled, n=1)
+    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
+
+
+def no_tokenizer(got: object) -> ConfigError:
+    return ConfigError(
+        f"tokenizer must be the model's tokenizer, as AutoTokenizer.from_pretrained(name) loads it "
+        f"(got {shown(got)})"
+    )
 
 
 def first_mistake(error: ValidationError) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from selfspec.machine.busy import LEAST_SHARE
 from selfspec.records import StepRecord, sources_of
 
 _ENOUGH = 4  # plain steps, for a mean of their times
@@ -25,10 +26,14 @@ _LATEST = {"merge": "latest"}
 class Laps:
     """The seconds of a step by its stages, from the end of one stage to the end of the next."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], processor_clock: Callable[[], float] | None = None
+    ) -> None:
+        """`processor_clock` counts the seconds in which this thread computes."""
         self.seconds: dict[str, float] = {}
-        self._clock = clock
-        self._last = clock()
+        self._clock, self._processor_clock = clock, processor_clock
+        self._first = self._last = clock()
+        self._computed = 0.0 if processor_clock is None else processor_clock()
 
     def end(self, stage: str) -> float:
         """Adds the time since the last end to a stage; returns the time now."""
@@ -36,6 +41,14 @@ class Laps:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
         return now
+
+    @property
+    def waited(self) -> float:
+        """The seconds so far in which others had the processor; 0 where nobody counts them."""
+        if self._processor_clock is None:
+            return 0.0
+        computed = self._processor_clock() - self._computed
+        return max(self._clock() - self._first - computed, 0.0)
 
     @property
     def total(self) -> float:
@@ -63,6 +76,7 @@ class GenerationStats:
         accepted_by_source: Those of them that were accepted.
         seconds: Time by stage.
         step_seconds: Time of all steps, so without prompts and what is prepared once.
+        waiting_seconds: Time of steps on a CPU in which other programs had the processor.
         num_plain_steps: Those of the steps that verified no draft.
         plain_seconds: Time of these.
         num_disabled_calls: Calls in which drafting was off, or not as asked.
@@ -75,7 +89,8 @@ class GenerationStats:
         packing_note: What packing the model's weights would bring on this machine; None if nothing
             is known to.
         heads_reason: Why the heads that the model's config names were not asked.
-        draft_model_reason: Why the model's own rounded weights were not asked, or hardly ever.
+        draft_model_reason: Why a draft model, or the model's own rounded weights, was not asked, or
+            hardly ever.
         kept_reason: Why the last prompt that could not go on after another text's could not, where
             keys and values are kept.
         table_bytes: What the LUTs and the memory of texts take.
@@ -97,6 +112,7 @@ class GenerationStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     step_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     num_plain_steps: int = 0
     plain_seconds: float = 0.0
     num_disabled_calls: int = 0
@@ -149,12 +165,16 @@ class GenerationStats:
         """How many times sooner the steps yielded their tokens than plain steps would have.
 
         A plain step is taken to cost what those of the same calls did. None if there were fewer
-        than four, or if the call was decoded plainly: then it is unknown.
+        than four, if the call was decoded plainly, or if the machine was busy: then it is unknown.
         """
-        if self.num_plain_steps < _ENOUGH or not self.step_seconds:
+        if self.num_plain_steps < _ENOUGH or not self.step_seconds or self._is_busy:
             return None
         tokens = self.num_new_tokens - self.num_prompt_tokens_out
         return tokens * self.plain_seconds / self.num_plain_steps / self.step_seconds
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.waiting_seconds > (1 - LEAST_SHARE) * self.step_seconds
 
     def disable(self, reason: str | None) -> None:
         """Notes why the drafts of this call are off, or not as asked; None: they are as asked."""
@@ -191,6 +211,7 @@ class GenerationStats:
             return
         seconds = laps.total / num_rows
         self.step_seconds += seconds
+        self.waiting_seconds += laps.waited / num_rows
         if width == 1:
             self.num_plain_steps += 1
             self.plain_seconds += seconds
@@ -236,6 +257,14 @@ class GenerationStats:
         return "\n  ".join(lines)
 
     @property
+    def idle_reason(self) -> str | None:
+        """Why a draft model was hardly ever asked; None if it was."""
+        asked, steps = self.num_draft_forwards, self.num_steps
+        return (
+            f"{asked} looks in {steps} steps, since more did not pay" if 2 * asked < steps else None
+        )
+
+    @property
     def _notes(self) -> Iterator[str | None]:
         """Why something is not as one would expect, and what else was done."""
         if self.disabled_reason:
@@ -245,7 +274,8 @@ class GenerationStats:
             yield f"{some}{drafted}: {self.disabled_reason}"
         yield self.paused
         yield self.heads_reason and f"its heads were not asked: {self.heads_reason}"
-        yield self.draft_model_reason and f"it did not draft for itself: {self.draft_model_reason}"
+        idle = self.draft_model_reason
+        yield idle and f"its draft model drafted little or nothing: {idle}"
         yield self.kept_reason and f"a prompt was read whole: {self.kept_reason}"
         if self.num_prompt_tokens_kept:
             yield f"{self.num_prompt_tokens_kept} tokens of prompts were not read again"
@@ -258,6 +288,12 @@ class GenerationStats:
 
     @property
     def _verdict(self) -> str:
+        if self._is_busy:
+            share = self.waiting_seconds / self.step_seconds
+            return (
+                "whether this was faster is unknown: the machine was busy, and other programs had "
+                f"the processor for {share:.0%} of the time of the steps"
+            )
         if self.speed_up is None:
             return "whether this was faster is unknown: there were too few plain steps"
         plain = self.speed_up * self.step_seconds

@@ -38,6 +38,7 @@ def test_numbers_and_switches_are_checked(names, rule, values):
         ({"sources": "lut"}, "sources must be a list of names (got 'lut')"),
         ({"sources": None}, "sources must be a list of names (got None)"),
         ({"sources": 5}, "sources must be a list of names (got 5)"),
+        ({"kept_kv": "300%"}, "kept_kv must be at most 100% of the free memory (got '300%')"),
         *(({name: 10**24}, f"{name} must be <= 65536 (got more)") for name in COUNTS),
         ({"sources": ("lut", "lut")}, "sources must not repeat a name (got ['lut', 'lut'])"),
         (

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "compat": {"errors"},
     "config": {"errors", "machine"},
     "records": set(),
-    "stats": {"records"},
+    "stats": {"machine", "records"},
     "machine": {"compat", "errors"},
     "attention": {"compat"},
     "draft": _DRAFT,
@@ -59,7 +59,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "session": _ENGINE | {"engine", "plain", "prompt", "row", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
-    "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session"},
+    "plugin": _ENGINE
+    | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session", "batch"},
     "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
     "building": {*_ENGINE, "engine", "learning", "cache"},

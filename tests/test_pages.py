@@ -25,6 +25,7 @@ from selfspec import GenerationStats, SpecConfig, config
 from selfspec.cli.app import app
 from selfspec.cli.options import knob_texts
 from tests.test_imports import ALLOWED
+from tools import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -197,3 +198,8 @@ def test_the_version_is_told_in_one_way() -> None:
     assert f"version: {project[1]}\n" in citation
     is_made = project[1].endswith(".dev0")
     assert is_made == (date == "unreleased") == ("date-released" not in citation)
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    """Make it anew with `python -m tools.reference`."""
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page()

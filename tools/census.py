@@ -9,7 +9,8 @@ cache, and a prompt in chunks. A line each says whether drafts are trees or chai
 none. "wrong text", "error" and "no draft accepted" are faults of selfspec, and make the exit status
 1. "not made" and "image not made" say that no such model or prompt could be had here. Each family
 has a process and --seconds of its own. What is in --output is not tried again; models.md there is a
-table of all.
+table of all, and verdicts.jsonl has the whole reasons. Those that docs/models.md is made of are in
+tools/census_families.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import json
 import logging
 import multiprocessing
-import re
 import resource
 import signal
 import sys
@@ -26,7 +26,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import torch
@@ -37,20 +36,30 @@ from eval.options import check_at_least
 from tools.census_families.shrink import all_families
 from tools.census_families.trial import FAULTS, Verdict, verdict
 
+KEPT = Path(__file__).parent / "census_families" / "verdicts.jsonl"  # What docs/models.md shows.
 _INTRODUCTION = """# Models
 
 What `python -m tools.census` found for each of the {number} families of models that write text in
 transformers {version}. A small random model of each answered with transformers' own loop and with
 drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
-texts are the same, and nothing about speed. For your model, run `selfspec check`."""
+texts are the same, and nothing about speed. For your model, run `selfspec check`. Chains accept a
+little less in a step than trees do. Plain calls are decoded as without selfspec.
+
+| drafts | which models | model types |
+|---|---|---|"""
+_NOT_TRIED = "no small model of it could be made here, which says nothing about selfspec"
+_ALONE = "; no {} could be made here, so only the rest was tried"
+# What reasons mean, by words in them. Other reasons are shown as they are.
 _MEANINGS = {
-    "trees": "Drafts are verified as trees.",
-    "chains": "Drafts are verified as chains, which accept a little less in a step.",
-    "plain": "Such calls are decoded as without selfspec, with the reason in the statistics.",
-    "refused": "The call ends with an error that says why.",
-    "image not made": "No image or sound could be made for these here, so only the rest was tried.",
-    "not made": "No small model could be made here, or transformers' own loop failed with it. This "
-    "says nothing about selfspec.",
+    "encoder-decoder": "encoder-decoders",
+    "fails": "its code takes one token at a time",
+    "which can't branch": "its layers can't take several guesses for one place",
+    "KV layer": "its layers share keys and values, or keep them in a cache of their own",
+    "given no positions": "its plain steps are given no positions",
+    "window of the model's own": "it has a window of its own making",
+    "running states": "its running states are moved on by code of its own",
+    "keeps a state of its own": "recurrent models, which have a state in place of a KV cache",
+    "strongest columns": "its attention keeps the strongest tokens alone",
 }
 
 
@@ -71,15 +80,15 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     options.output.mkdir(parents=True, exist_ok=True)
     found = list(_verdicts(families, options.output / "verdicts.jsonl", options.seconds))
-    (options.output / "models.md").write_text(page(found), encoding="utf-8")
+    made = page(found, transformers.__version__)
+    (options.output / "models.md").write_text(made, encoding="utf-8")
     counts = dict(Counter(each.served for each in found).most_common())
     print(json.dumps({"bench": "census", "families": len(found), "served": counts}))
     return int(any(each.served in FAULTS for each in found))
 
 
 def _verdicts(families: list[str], kept: Path, seconds: int) -> Iterator[Verdict]:
-    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-    known = {each.family: each for each in (Verdict(**json.loads(line)) for line in lines)}
+    known = {each.family: each for each in read_verdicts(kept)}
     for family in families:
         if family not in known:
             known[family] = _in_process(family, seconds)
@@ -116,32 +125,40 @@ def _send(family: str, seconds: int, there: Any) -> None:
     there.send(verdict(family))
 
 
-def page(verdicts: list[Verdict]) -> str:
+def read_verdicts(path: Path) -> list[Verdict]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [Verdict(**json.loads(line)) for line in lines]
+
+
+def page(verdicts: list[Verdict], version: str) -> str:
     """All families by how they are served, as a page of the docs."""
-    served = dict.fromkeys([*_MEANINGS, *(each.served for each in verdicts)])
-    parts = [_INTRODUCTION.format(number=len(verdicts), version=transformers.__version__)]
-    for name in served:
-        some = [each for each in verdicts if each.served == name]
-        if some:
-            head = f"## {name.capitalize()} ({len(some)})"
-            parts += [head, *([_MEANINGS[name]] if name in _MEANINGS else []), _listed(some)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _listed(verdicts: list[Verdict]) -> str:
-    """Names with an equal prompt and an equal reason in one line."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    rows: dict[tuple[str, str], list[str]] = {}
     for each in verdicts:
-        reason = re.sub(r"^\w*(For|LM|Model)\w*(:|(?= ))", "", each.reason).strip()
-        reason = reason.removesuffix("; drafting chains instead of trees")
-        groups.setdefault((each.prompt, reason), []).append(f"`{each.family}`")
-    lines = []
-    for (prompt, reason), names in groups.items():
-        line = f"- With {prompt}{reason and f': {reason}'}: {', '.join(names)}"
-        lines.append(
-            fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        )
-    return "\n".join(lines)
+        rows.setdefault(_row(each), []).append(f"`{each.family}`")
+    order = ["trees", "chains", "plain", "refused"]
+    served = sorted(rows, key=lambda row: order.index(row[0]) if row[0] in order else len(order))
+    lines = [f"| {name} | {which} | {', '.join(rows[name, which])} |" for name, which in served]
+    return "\n".join([_INTRODUCTION.format(number=len(verdicts), version=version), *lines, ""])
+
+
+def _row(verdict: Verdict) -> tuple[str, str]:
+    """How a family is served, and which models are served so."""
+    served, reason, more = verdict.served, verdict.reason, ""
+    if served == "not made":
+        return "not tried", _NOT_TRIED
+    if served == "image not made":
+        medium, (served, _, reason) = reason.split(":")[0], _of_text(reason).partition(", ")
+        more = _ALONE.format(medium)
+    meanings = (meaning for words, meaning in _MEANINGS.items() if words in reason)
+    which = next(meanings, reason)
+    if served == "trees":
+        which = "text" if verdict.prompt == "text" else f"text with {verdict.prompt}"
+    return served, f"{which}{more}"
+
+
+def _of_text(reason: str) -> str:
+    """What was found without the image or sound that could not be made."""
+    return reason.rpartition("; text alone: ")[2].rpartition("; the other: ")[2]
 
 
 if __name__ == "__main__":

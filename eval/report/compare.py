@@ -13,7 +13,15 @@ import pandas as pd
 
 from eval.errors import EvalError
 from eval.report.rows import Record, frame_of
-from eval.report.statistics import OVERALL, costs, figures, ratios
+from eval.report.statistics import (
+    OVERALL,
+    costs,
+    figures,
+    is_busy,
+    processor_share,
+    ratios,
+    without_times,
+)
 from eval.report.table import NONE, Table
 
 
@@ -58,7 +66,8 @@ def _table(a: Record, b: Record) -> Table:
     head = ["method", "task", "questions", "tokens per step", "speed-up"]
     note = (
         "A / B where there are two. B is faster: A's seconds over B's for texts of A's length, "
-        "of all questions together, then of single ones; same: equal texts of all answers."
+        "of all questions together, then of single ones; same: equal texts of all answers. Times "
+        "of a busy machine are left out."
     )
     return Table("A and B", [*head, "B is faster", "quartiles", "same"], rows, note)
 
@@ -68,8 +77,11 @@ def _of(answers: pd.DataFrame, task: str) -> pd.DataFrame:
 
 
 def _row(name: str, task: str, a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
-    both = [figures(answers, name) for answers in (a, b)]
-    faster = ratios(costs(a, name), costs(b, name))
+    both, faster = [figures(answers, name) for answers in (a, b)], None
+    if any(is_busy(processor_share(answers)) for answers in (a, b)):
+        both = list(map(without_times, both))
+    else:
+        faster = ratios(costs(a, name), costs(b, name))
     return [
         name,
         task,

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from eval.methods.names import OURS, STOCK
 from eval.report.rows import Record
-from eval.report.statistics import OVERALL, STAGES, pooled
+from eval.report.statistics import OVERALL, STAGES, is_busy, pooled
 from eval.report.steps import curve_of
 
 _METHOD_COLORS = {STOCK: "#8a919a", OURS: "#d55e00", "prompt-lookup": "#0072b2"}
@@ -96,7 +96,7 @@ def pictures(summary: Summary, record: Record) -> list[Picture]:
         _widths_and_tokens(summary, colors),
         _accepted(answers, colors),
         _cost(summary),
-        _stages(answers, names),
+        None if is_busy(summary["processor_share"]) else _stages(answers, names),
         _sources(answers, colors),
     ]
     return [picture for picture in found if picture is not None]

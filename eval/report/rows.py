@@ -12,6 +12,7 @@ answer   one method's answer to one question in one turn:
          where it failed: `error`, and no numbers; else `numbers`:
            num_prompt_tokens, num_new_tokens
            seconds, prefill_seconds            of the whole call; to the end of the first forward
+           processor_share                     of a CPU, what other programs left just before
            num_steps                           forwards after the prompt's
            num_nodes                           verified nodes, roots included
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
@@ -48,7 +49,7 @@ HISTOGRAMS = ("accepted_lengths", "widths")
 COUNTS = (*HISTOGRAMS, "drafted_by_source", "accepted_by_source", "stage_seconds")
 NUMBERS = (
     *("num_prompt_tokens", "num_new_tokens", "seconds", "prefill_seconds", "num_steps"),
-    *("num_nodes", "table_bytes", "gap_ulps"),
+    *("num_nodes", "table_bytes", "gap_ulps", "processor_share"),
 )
 _TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at")
 _ABOUT = ("run", "method", "task", "question", "turn", "order", "round", "error")

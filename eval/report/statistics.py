@@ -15,10 +15,15 @@ import numpy as np
 import pandas as pd
 
 from eval.methods.names import FORWARD_ONLY, STOCK
+from selfspec.machine.busy import LEAST_SHARE
 
 OVERALL = "overall"
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order
 _ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
+_OF_TIMES = (
+    *("speed_up", "prefill_speed_up", "decode_speed_up", "drafting_speed_up", "overhead"),
+    *("goodput", "ms_per_token", "prefill_ms", "decode_ms_per_token"),
+)
 _RESAMPLES = 2000
 _SEED = 0
 
@@ -110,6 +115,22 @@ def _stages(given: pd.DataFrame) -> Figures:
         "call_ms": {n: 1000 * spent[n] / len(given) for n in _ONCE_A_CALL if n in spent},
         "overhead": 1 - spent["forward"] / total if total else None,
     }
+
+
+def processor_share(answers: pd.DataFrame) -> float | None:
+    """The part of the processor that other programs left; None: not measured, as on a GPU."""
+    return _number(answers.processor_share.median())
+
+
+def is_busy(share: float | None) -> bool:
+    """Did other programs take so much of the processor that times say little?"""
+    return share is not None and share < LEAST_SHARE
+
+
+def without_times(figures: Figures) -> Figures:
+    """What stays true on a busy machine."""
+    empty: Figures = {"speed_up_by_round": [], "stage_ms": {}, "call_ms": {}}
+    return {**figures, **dict.fromkeys(_OF_TIMES), **empty}
 
 
 def pooled(answers: pd.DataFrame, method: str, name: str) -> Counter[Any]:

@@ -7,6 +7,8 @@
     methods                                method -> task, or `overall` -> figures
     left_out                               methods that could not take part, and why
     errors                                 what failed, and how often
+    processor_share                        what other programs left of a CPU; where that is
+                                           little, all that comes from times is left out
     stock_variation                        of stock's seconds for one question from round to round
     curve                                  seconds of a forward by its width; null: not measured
 
@@ -29,7 +31,14 @@ import pandas as pd
 
 from eval.methods.names import STOCK
 from eval.report.rows import SCHEMA, Record
-from eval.report.statistics import OVERALL, by_task, variation
+from eval.report.statistics import (
+    OVERALL,
+    by_task,
+    is_busy,
+    processor_share,
+    variation,
+    without_times,
+)
 
 _MUCH = 0.2  # Stock varies by less than this on a machine that does nothing else.
 
@@ -37,8 +46,10 @@ _MUCH = 0.2  # Stock varies by less than this on a machine that does nothing els
 def summary(record: Record) -> dict[str, Any]:
     """Of all answers of a folder."""
     answers, first = record.frame, record.runs[0]
+    share = processor_share(answers)
+    shown = without_times if is_busy(share) else dict
     methods = {
-        name: {task: _rounded(figures) for task, figures in parts.items()}
+        name: {task: _rounded(shown(figures)) for task, figures in parts.items()}
         for name, parts in by_task(answers).items()
     }
     return {
@@ -52,8 +63,9 @@ def summary(record: Record) -> dict[str, Any]:
         "num_asked": record.runs[-1]["num_asked"] * record.runs[-1]["settings"]["rounds"],
         "left_out": record.runs[-1]["left_out"],
         "errors": errors(answers),
+        "processor_share": share,
         "stock_variation": variation(answers, STOCK),
-        "curve": record.curve,
+        "curve": None if is_busy(share) else record.curve,
     }
 
 
@@ -71,7 +83,12 @@ def _last_of(record: Record, *names: str) -> dict[str, Any]:
 
 def trust(values: Mapping[str, Any]) -> str:
     """A sentence on how far the seconds of a run, and so its speed-ups, can be trusted."""
-    varies = values["stock_variation"]
+    share, varies = values["processor_share"], values["stock_variation"]
+    if is_busy(share):
+        return (
+            f"The machine was busy: other programs left {share:.0%} of the processor, so times are "
+            "left out. End them, and run this again with another --output."
+        )
     if varies is None:
         return "Each time is of a single run; --rounds 3 shows how far they vary on this machine."
     told = f"Stock's own times for the same question vary by {varies:.0%} from round to round"

@@ -7,7 +7,8 @@ from typing import Any
 
 from eval.methods.names import OURS, PARTS_OF_OURS, STOCK
 from eval.methods.reported import REPORTED
-from eval.report.statistics import OVERALL
+from eval.report.statistics import OVERALL, is_busy
+from eval.report.summary import trust
 from eval.report.table import NONE, Table
 
 _EVEN = 0.01  # differences of 1 % are none
@@ -65,6 +66,8 @@ def verdict(summary: Summary) -> str:
     speed_ups = {name: each["speed_up"] for name, each in overall.items() if each["speed_up"]}
     speed_ups.pop(STOCK, None)
     parts = [_stopped(summary)]
+    if is_busy(summary["processor_share"]):
+        parts.append(trust(summary))
     if speed_ups:
         named = OURS if OURS in speed_ups else max(speed_ups, key=lambda n: speed_ups[n]["total"])
         parts.append(_sentence(named, speed_ups.pop(named), overall[named]))

@@ -16,6 +16,7 @@ import torch
 from eval.errors import one_line
 from eval.methods.method import Method, SelfSpecMethod, StaticMethod
 from eval.runs.timing import Timed, timed
+from selfspec.machine.busy import processor_share
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 
@@ -36,12 +37,14 @@ def attempt(model: Any, method: Method, prompt_ids: Sequence[int], **asked: Any)
     try:
         model = method.running(model)
         ids = torch.tensor([prompt_ids], device=model.device)
+        share = processor_share() if model.device.type == "cpu" else None
         with _watched(method, model) as watch:
             result = timed(model, lambda: method.answer(model, ids, **asked))
     except Exception as error:
         return Outcome([], {}, one_line(error))
     new_ids = result.output[0, len(prompt_ids) :].tolist()
-    return Outcome(new_ids, _numbers(result, len(prompt_ids), new_ids, watch))
+    numbers = _numbers(result, len(prompt_ids), new_ids, watch)
+    return Outcome(new_ids, {**numbers, "processor_share": share})
 
 
 class _Watch:

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from eval.methods.names import STOCK
+from selfspec.machine.busy import LEAST_SHARE
 
 _SILENCE = 10.0  # seconds
 
@@ -55,9 +56,12 @@ def answer_line(lines: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> s
     answers = [line for line in lines if line["kind"] == "answer"]
     by_method = {name: [a for a in answers if a["method"] == name] for name in methods}
     per_token = {name: _ms_per_token(given) for name, given in by_method.items() if given}
+    shares = (answer["numbers"].get("processor_share") for answer in answers if "numbers" in answer)
+    if any(share is not None and share < LEAST_SHARE for share in shares):
+        per_token = {name: ms for name, ms in per_token.items() if ms is None}  # Those that failed.
     cells = [
         _cell(name, by_method[name], ms, per_token.get(STOCK)) for name, ms in per_token.items()
-    ]
+    ] or ["the machine was busy"]
     num_tokens = max(map(_num_tokens, by_method.values()))
     return f"{answers[0]['task']} {answers[0]['question']}, {num_tokens} tokens: {', '.join(cells)}"
 

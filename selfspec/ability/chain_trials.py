@@ -71,7 +71,7 @@ def check_chain(
     if reason := no_way_back(cache) or (states_by_place(cache.layers) and states_reason(model)):
         return reason
     if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
-        return "the outcome of a token depends on tokens that come later"
+        return "its tokens depend on those that come after them"
     functions = state_functions(model.modules())
     backend = ChainBackend(model, functions=functions)
     input_ids = torch.tensor([prompt], device=device_of(model))
@@ -100,15 +100,15 @@ def check_chain(
     if rounding > (_ROUNDING_32 if is_exact else _ROUNDING) * distance_of(forgotten, right[[_D]]):
         return "several tokens in one forward give other results than one after the other"
     wrong_answers = [
-        Wrong("one that crops nothing", [_D], uncropped),
-        Wrong("one that keeps nothing", [_D], forgotten),
+        Wrong("a model that crops nothing", [_D], uncropped),
+        Wrong("a model that keeps nothing", [_D], forgotten),
     ]
     for name, kinds in _STATES.items():
         # A forward that begins with empty states, and one after which the states are empty.
         for read, rows in ((text.ids[:5], [_OF_ROOT, _A]), (text.ids, [_E])):
             answer = read_without_states(model, read, len(rows), kinds, layers)
             if distance_of(answer, right[rows]) > BEYOND_ROUNDING * rounding:
-                wrong_answers.append(Wrong(f"one without its {name}", rows, answer))
+                wrong_answers.append(Wrong(f"a model without its {name}", rows, answer))
     outcome = torch.cat(outcomes)
     # The wrong answer that is nearest says best what is wrong.
     wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))

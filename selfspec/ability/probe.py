@@ -132,9 +132,10 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return DraftSupport("tree", None, types, read_at_once_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(reason)._replace(read_at_once_reason=read_at_once_reason)
-    if chain_reason != reason:
-        reason = f"{reason}; and no chain either: {chain_reason}"
-    return DraftSupport("plain", reason, None)
+    # What keeps a model from chains, which ask less of it, keeps it from trees too. But what is
+    # known of a decoder says more than the error of a trial.
+    is_known = isinstance(types, str) and tried is model and chain_reason.startswith("trying ")
+    return DraftSupport("plain", reason if is_known else chain_reason, None)
 
 
 def _plain_reason(model: PreTrainedModel) -> str | None:

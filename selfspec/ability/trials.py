@@ -120,7 +120,7 @@ def check_tree(
     for some, others in [*pairwise(crowds), (wrong[1:2], wrong[:1])]:
         unseen, first = first_step(*some), first_step(*others)
         if depends_on_hidden(model, first, unseen, seeing_sibling, partial(first_step, *others)):
-            return "the outcome of a node depends on nodes that it must not see"
+            return "its tokens depend on tokens of the forward that masks hide"
     backend.commit([[0, 2, 3]])
     second = outcome_of(backend, rows, tree_of(d, wrong[:3], []), layers)[:1]
     alone = outcome_of(backend, rows, DraftTree.of_root(d), layers)
@@ -137,16 +137,16 @@ def _answers_of_trees(
     old, n = range(len(before)), len(before)
     seeing_all = Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], n)
     faults = {
-        "one that sees siblings": ([_B, _C], seeing_all),
-        "one with positions by column": (
+        "a model that sees other guesses": ([_B, _C], seeing_all),
+        "a model with positions by column": (
             [_B, _C],
             text._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1]),
         ),
-        "one that keeps all slots": (
+        "a model that keeps all slots": (
             [_D_OF_TREE, _D_ALONE],
             seeing_all._replace(compared=[n + 3, n + 3]),
         ),
-        "one that keeps other slots": (
+        "a model that keeps other slots": (
             [_D_OF_TREE, _D_ALONE],
             Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2], n),
         ),
@@ -194,9 +194,9 @@ def verdict(
         # A wrong answer that differs from the right one by rounding alone shows no fault.
         shows_fault = distance_of(wrong.answer, right[wrong.rows]) > BEYOND_ROUNDING * rounding
         if to_right > _CLEARLY_WRONG * to_wrong and shows_fault:
-            return f"its outcome is no nearer to the right one than to {wrong.fault}"
+            return f"in a trial its answers were those of {wrong.fault}"
         if to_right > _LIKE_PLAIN * rounding:
-            return f"its outcome is too near to {wrong.fault}, and plain forwards agree better"
+            return f"in a trial its answers were too near to those of {wrong.fault}"
     return None
 
 

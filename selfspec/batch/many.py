@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from selfspec.batch.answers import Answer
 from selfspec.batch.prompts import PromptLike, inputs_of
 from selfspec.batch.requests import Requests
-from selfspec.errors import UnsupportedError
+from selfspec.errors import AttachError, ConfigError, UnsupportedError, no_tokenizer, shown
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
 from selfspec.session import Scheduler, Session
@@ -69,9 +69,26 @@ def generate_many(
     """
     if assistant is not None:
         check_assistant(assistant)
-    if isinstance(prompts, str):  # Each of its characters would be a prompt.
+    if not callable(getattr(model, "generate", None)):
+        raise AttachError(
+            f"model must be a model of transformers (got {shown(model)}); tokenizer and prompts "
+            "come after it"
+        )
+    if not callable(tokenizer):
+        raise no_tokenizer(tokenizer)
+    # Each character of a text would be a prompt.
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise UnsupportedError(
-            f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
+            f"prompts must be a list of prompts (got {shown(prompts)}); put a prompt into a list"
+        )
+    numbers = {"seed": seed, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise ConfigError(f"{name} must be a whole number >= 0 (got {number!r})")
+    if scheduler is not None and not hasattr(scheduler, "choose"):
+        raise ConfigError(
+            f"scheduler must have a method choose(), such as ShortestFirst() (got "
+            f"{shown(scheduler)})"
         )
     spec = SelfSpec() if assistant is None else assistant
     runner = spec.runner(model)
@@ -89,10 +106,10 @@ def generate_many(
         pairs = zip(prompts, schema, strict=True)
     else:
         pairs, common["schema"] = ((prompt, schema) for prompt in prompts), schema
-    return _answers(session, requests, tokenizer, pairs, seed, common)
+    return answers(session, requests, tokenizer, pairs, seed, common)
 
 
-def _answers(
+def answers(
     session: Session,
     requests: Requests,
     processor: Any,
@@ -100,7 +117,10 @@ def _answers(
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    """The answers to prompts with their schemas. `common` has the arguments of all."""
+    """The answers to prompts with their schemas. `common` has the arguments of all.
+
+    Token ids need no `processor`.
+    """
     errors, is_tried = list[Exception](), False
     numbered = _until_error(enumerate(pairs), errors)
     while True:

@@ -95,10 +95,9 @@ def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[
         if size >= MAX_TOKENS:
             break
     if not texts:
-        raise BuildError(
-            f"--data must hold a document with text in it (got {data!r}, of whose documents "
-            f"{num_left_out} are empty, or messages without a chat template that takes them)"
-        )
+        emptied = ", whose documents are empty, or messages that no chat template of MODEL takes"
+        why = emptied if num_left_out else ""
+        raise BuildError(f"--data must hold a document with text in it (got {data!r}{why})")
     return texts, num_left_out
 
 

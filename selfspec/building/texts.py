@@ -51,7 +51,7 @@ def find_files(data: str) -> list[Path]:
         return [path]
     pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
     files = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-    if not (files := [file for file in files if file.is_file()]):
+    if not (files := [file for file in files if file.is_file()]) or not data:
         raise BuildError(
             "--data must be a file, a folder with files in it, or a glob such as 'notes/**/*.md' "
             f"(got {data!r})"

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.errors import no_tokenizer
+
 Arrays = Mapping[str, NDArray[Any]]
 
 # Which array of a LUT holds the keys of its rows.
@@ -80,6 +82,8 @@ def tokenizer_info(tokenizer: Tokenizer | TokenizerInfo) -> TokenizerInfo:
     """
     if isinstance(tokenizer, TokenizerInfo):
         return tokenizer
+    if not hasattr(tokenizer, "get_vocab"):
+        raise no_tokenizer(tokenizer)
     vocabulary = sorted((int(id_), token) for token, id_ in tokenizer.get_vocab().items())
     text = json.dumps(vocabulary, separators=(",", ":"))
     fingerprint = hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -42,7 +42,9 @@ class _Card(BaseModel):
 
 
 def file_of(name: str | os.PathLike[str]) -> Path:
-    path = Path(os.path.expanduser(os.fspath(name)))
+    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
+        raise CacheError(f"a cache must be named by its file or its Hub id (got {name!r})")
+    path = Path(os.path.expanduser(name))
     return path if path.name.endswith(SUFFIX) else Path(f"{path}{SUFFIX}")
 
 

@@ -27,6 +27,7 @@ def load_cache(
     of another tokenizer.
     """
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
+    file_of(path_or_hub_id)  # Refuses what is no name.
     name = os.fspath(path_or_hub_id)
     if os.path.isfile(beside_weights := os.path.join(name, FILE_NAME)):
         name = beside_weights
@@ -36,6 +37,11 @@ def load_cache(
             "selfspec.attach(model) and generate(..., assistant=SelfSpec())"
         )
     path = file_of(name)
+    if os.path.isfile(name) and not os.path.exists(path):
+        raise CacheError(
+            f"a cache must be a file that ends with .safetensors (got {name!r}, which is another "
+            "file); name a cache, or make one with 'selfspec cache build'"
+        )
     if revision is None and (os.path.exists(path) or not _HUB_ID.fullmatch(name)):
         return read_cache(path, wanted)
     from huggingface_hub import hf_hub_download

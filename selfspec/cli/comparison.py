@@ -53,19 +53,21 @@ class Comparison:
     def total(self) -> GenerationStats:
         return sum(self.stats.values(), GenerationStats())
 
-    def speed_ups(self, axis: int) -> np.ndarray:
-        """Of the prompts over all rounds (axis 0), or of the rounds over all prompts (axis 1)."""
-        speed_ups: np.ndarray = np.array(self.plain).sum(axis) / np.array(self.drafted).sum(axis)
-        return speed_ups
+    @property
+    def seconds(self) -> np.ndarray:
+        """Of `generate()` and of drafts (2, P + 1): each prompt's median round, and their sum."""
+        medians = np.median([self.plain, self.drafted], axis=1)
+        return np.hstack([medians, medians.sum(axis=1, keepdims=True)])
 
     @property
     def speed_up(self) -> float:
-        return float(np.median(self.speed_ups(1)))
+        plain, drafted = self.seconds[:, -1]
+        return float(plain / drafted)
 
     @property
     def interval(self) -> tuple[float, float]:
         """The mean of the rounds' logarithms, minus and plus two standard errors."""
-        logs = np.log(self.speed_ups(1))
+        logs = np.log(np.sum(self.plain, axis=1) / np.sum(self.drafted, axis=1))
         half = 2 * logs.std(ddof=1) / len(logs) ** 0.5
         return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 

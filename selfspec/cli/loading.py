@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
 from selfspec.config import ROUNDED
-from selfspec.errors import CliError, ConfigError, SelfSpecError, one_line
-from selfspec.machine.hub import ask_once
+from selfspec.errors import CliError, SelfSpecError, one_line
+from selfspec.machine.hub import MODEL_FILES, ask_once, check_model_name
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_FILES = ("config.json", "adapter_config.json")  # Every model or adapter has one of them.
 
 
 @dataclass
@@ -81,7 +79,7 @@ class Loaded:
             small = ModelOptions(
                 model=options.draft_model, device=options.device, dtype=options.dtype
             )
-            draft_model = load_model(small, "draft model")
+            draft_model = load_model(small, "draft model", packs=True)
         images = images_of(options) if sees else ImageReader()
         model = load_model(
             options,
@@ -175,17 +173,6 @@ def check_options(options: ModelOptions) -> None:
             check_model_name(name, option)
 
 
-def check_model_name(name: str, option: str) -> None:
-    """Refuses what is neither a model's folder nor has the form of a Hub id."""
-    path = Path(name)
-    has_form = not path.exists() and _HUB_ID.fullmatch(name)
-    if not has_form and not any((path / file).is_file() for file in _FILES):
-        raise ConfigError(
-            f"{option} must be a folder with a config.json, or a Hub id such as "
-            f"HuggingFaceTB/SmolLM2-135M-Instruct (got {name!r})"
-        )
-
-
 def _find_model(name: str, option: str) -> None:
     """Refuses a name that is no model here if the Hub can't be asked for it, which is done once."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -194,7 +181,7 @@ def _find_model(name: str, option: str) -> None:
     if Path(name).exists():
         return
     try:
-        ask_once(name, *_FILES)
+        ask_once(name, *MODEL_FILES)
     except HfHubHTTPError:
         return  # There may be no such model, or no such route on a mirror: the loader says so.
     except Exception as error:  # Errors of the client's HTTP library have no name of their own.
@@ -322,4 +309,5 @@ def _one_line(what: str) -> Iterator[None]:
     except Exception as error:  # A broken file may be any of them.
         is_told = isinstance(error, (ImportError, OSError, RuntimeError, ValueError))
         kind = "" if is_told or isinstance(error, SafetensorError) else f"{type(error).__name__}: "
-        raise CliError(f"{what} can't be loaded: {kind}{one_line(error)}") from error
+        why = shorten(one_line(error), 300, placeholder=" …")  # Some name all models there are.
+        raise CliError(f"{what} can't be loaded: {kind}{why}") from error

@@ -113,12 +113,10 @@ def table_of(measured: Comparison) -> Table:
         "tokens": [str(length) for length in (*lengths, sum(lengths))],
     }
     if has_times(measured):
-        for title, rounds in (("plain", measured.plain), ("selfspec", measured.drafted)):
-            seconds = np.mean(rounds, axis=0)
-            rates = np.array([*lengths, sum(lengths)]) / [*seconds, seconds.sum()]
-            columns[f"{title},\ntokens/s"] = [f"{rate:.1f}" for rate in rates]
-        speed_ups = (*measured.speed_ups(0), measured.speed_up)
-        columns["speed-up"] = [f"{speed_up:.2f}x" for speed_up in speed_ups]
+        plain, drafted = np.array([*lengths, sum(lengths)]) / measured.seconds
+        columns["plain,\ntokens/s"] = [f"{rate:.1f}" for rate in plain]
+        columns["selfspec,\ntokens/s"] = [f"{rate:.1f}" for rate in drafted]
+        columns["speed-up"] = [f"{speed_up:.2f}x" for speed_up in drafted / plain]
     columns["tokens\na step"] = [f"{prompt.tokens_per_step:.2f}" for prompt in stats]
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_footer=True)
     for title, cells in columns.items():

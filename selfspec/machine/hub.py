@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from selfspec.errors import ConfigError
+
+MODEL_FILES = ("config.json", "adapter_config.json")  # Every model or adapter has one of them.
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _PATIENCE = 10.0  # Seconds in which the Hub has to answer.
+
+
+def check_model_name(name: str, option: str) -> None:
+    """Refuses what is neither a model's folder nor has the form of a Hub id."""
+    path = Path(name)
+    has_form = not path.exists() and _HUB_ID.fullmatch(name)
+    if not has_form and not any((path / file).is_file() for file in MODEL_FILES):
+        raise ConfigError(
+            f"{option} must be a folder with a config.json, or a Hub id such as "
+            f"HuggingFaceTB/SmolLM2-135M-Instruct (got {name!r})"
+        )
 
 
 def ask_once(name: str, *files: str, revision: str | None = None) -> None:

@@ -50,12 +50,6 @@ class SelfDraft(Source):
     def num_bytes(self) -> int:
         return 0 if self._rounded is None else self._rounded.num_bytes
 
-    def idle_reason(self, num_forwards: int, num_steps: int) -> str | None:
-        """Why it was not asked in a call of some steps, or hardly ever; else None."""
-        if self.reason is None and 2 * num_forwards < num_steps:
-            return f"{num_forwards} looks in {num_steps} steps, since more did not pay"
-        return self.reason
-
 
 class SharedText:
     """What the copy has read of one row's drafts in this step."""

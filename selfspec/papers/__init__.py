@@ -36,20 +36,29 @@ batches and lengths by equations        edge networks       thrown out: they nee
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from selfspec.errors import ConfigError, unknown_name
 
-__all__ = ["PAPERS", "method_of"]
+__all__ = ["PAPERS", "method_of", "options_of"]
 
 # The papers that have a method of their own for `generate()`; the fifth one is `edge_network`.
 PAPERS = ("diaa", "self-draft", "edgellm", "ghidorah")
 
 
 def method_of(paper: str, **options: Any) -> dict[str, Any]:
-    """The arguments of `SelfSpec` that make a paper's method; `options` are its own and knobs."""
+    """The arguments of `SelfSpec` that make a paper's method; `options` are its own and others."""
+    arguments: dict[str, Any] = _module_of(paper).method(**options)
+    return arguments
+
+
+def options_of(paper: str) -> set[str]:
+    """The names of a paper's own options."""
+    return {*signature(_module_of(paper).method).parameters} - {"options"}
+
+
+def _module_of(paper: str) -> Any:
     if paper not in PAPERS:
         raise ConfigError(unknown_name("paper", str(paper), PAPERS))
-    module = import_module(f"{__name__}.{paper.replace('-', '_')}")
-    arguments: dict[str, Any] = module.method(**options)
-    return arguments
+    return import_module(f"{__name__}.{paper.replace('-', '_')}")

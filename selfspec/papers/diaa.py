@@ -155,13 +155,19 @@ def recorded(evidence: Evidence) -> float:
     return evidence.probability_bin / FINE
 
 
-def method(*, top_k: int = 8, **options: Any) -> dict[str, Any]:
-    names = ("delta", "alpha", "tau", "interval")
-    shape = DynamicTree(**{name: options.pop(name) for name in names if name in options})
+def method(
+    *,
+    top_k: int = 8,
+    delta: float = 0.8,
+    alpha: float = 0.7,
+    tau: float = 5e-3,
+    interval: int = 1,
+    **options: Any,
+) -> dict[str, Any]:
     return {
         "sources": (),
         "extra_sources": [Tables(top_k)],
-        "shape": shape,
+        "shape": DynamicTree(delta=delta, alpha=alpha, tau=tau, interval=interval),
         "calibration": FixedPrior(recorded),
         "budget": "fixed",
         "top_k": top_k,

@@ -236,6 +236,11 @@ def method(
     **options: Any,
 ) -> dict[str, Any]:
     """The arguments of `SelfSpec`; `max_nodes` are those of the tree without branches."""
+    if not isinstance(corpus, CorpusCache | None):
+        raise ConfigError(
+            f"corpus must be a CorpusCache of selfspec.papers.self_draft (got {corpus!r:.40}); "
+            "CorpusCache(texts) counts the token ids of texts"
+        )
     branches = Branches(num_branches, length, gram_length)
     return {
         "sources": (),

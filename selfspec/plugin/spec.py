@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
+from inspect import signature
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
@@ -26,10 +28,17 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
-from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError, one_line, shown
+from selfspec.errors import (
+    ConfigError,
+    SelfSpecError,
+    UnsupportedError,
+    one_line,
+    shown,
+    unknown_name,
+)
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
-from selfspec.papers import method_of
+from selfspec.papers import method_of, options_of
 from selfspec.plugin.draft_pair import check_draft_model
 from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
@@ -100,6 +109,23 @@ class SelfSpec:
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
+        is_list = isinstance(extra_sources, Iterable)
+        for source in extra_sources if is_list else [extra_sources]:
+            if not (is_list and isinstance(source, Source)):
+                raise ConfigError(
+                    f"extra_sources must be a list of sources of your own (got {shown(source)}); "
+                    "sources= names those of selfspec"
+                )
+        if not isinstance(contents, CacheContents | None):
+            raise ConfigError(
+                f"contents must be what load_cache() of selfspec.cache returns (got "
+                f"{shown(contents)}); SelfSpec.from_pretrained() takes the name of a cache"
+            )
+        parts = {"budget": own_budget, "shape": shape, "calibration": calibration}
+        self._parts = [f", {name}={type(p).__name__}" for name, p in parts.items() if p is not None]
+        if extra_sources:
+            names = [source.name for source in extra_sources]
+            self._parts.insert(0, f", extra_sources={names}")
         self._budget = own_budget
         self._runners: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -163,13 +189,18 @@ class SelfSpec:
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
+        known = options_of(paper) | {field.name for field in fields(SpecConfig)}
+        known |= {*signature(cls).parameters, "revision"} - {"config", "knobs"}
+        for name in options:
+            if name not in known:
+                raise ConfigError(unknown_name(f"option of as_in({paper!r})", name, known))
         method = method_of(paper, **options)
         if cache is None:
             return cls(tokenizer=tokenizer, **method)
         return cls.from_pretrained(cache, tokenizer=tokenizer, **method)
 
     def __repr__(self) -> str:
-        return f"SelfSpec({self.config})"
+        return "".join([f"SelfSpec({self.config}", *self._parts, ")"])
 
     def __call__(self, *_: Any, **_arguments: Any) -> NoReturn:
         """Refuses to be the loop of a model that is not attached."""

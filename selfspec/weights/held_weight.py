@@ -154,11 +154,6 @@ def _blank(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return blank.expand(weight.shape)
 
 
-def gives_rows(weight: torch.Tensor) -> bool:
-    """Can an embedding read single rows of this weight, without making all its values anew?"""
-    return type(weight) is nn.Parameter or hasattr(getattr(weight, "packed", None), "rows")
-
-
 def is_packed_in_place(module: nn.Module) -> bool:
     return type(getattr(module, "weight", None)) is PackedWeight
 

@@ -165,7 +165,7 @@ def in_training(attention: str) -> PreTrainedModel:
     ("new", "mode", "said"),
     [
         (lambda: tiny_model("bloom"), "chain", "BloomForCausalLM"),
-        (lambda: tiny_model("mamba"), "plain", "and no chain either"),
+        (lambda: tiny_model("mamba"), "plain", "moves its running states on by code of its own"),
         (lambda: new_model("llama", vocab_size=8), "plain", "vocabulary is too small"),
         (lambda: in_training("sdpa"), "plain", "draws random numbers"),
         (lambda: in_training("eager"), "plain", "draws random numbers"),
@@ -247,9 +247,9 @@ def broken(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (IgnoresMasks, "depends on nodes that it must not see"),
-        (IgnoresPositions, "to one that sees siblings"),
-        (IgnoresHalfTheMask, "depends on nodes that it must not see"),
+        (IgnoresMasks, "tokens of the forward that masks hide"),
+        (IgnoresPositions, "those of a model that sees other guesses"),
+        (IgnoresHalfTheMask, "tokens of the forward that masks hide"),
         (FailsOnMasks, "fails (ValueError: expected a mask (B, L))"),
     ],
 )

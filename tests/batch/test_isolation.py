@@ -414,7 +414,7 @@ def test_a_prompt_that_is_being_read_goes_on_after_an_error_of_all_rows(
 
 
 @pytest.mark.parametrize("error", [MemoryError, UnsupportedError])
-@pytest.mark.parametrize("name", ["_renew", "limits"])
+@pytest.mark.parametrize("name", ["_eager_forwards", "limits"])
 def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
     name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

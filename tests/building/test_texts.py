@@ -46,6 +46,8 @@ def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path)
     for data in ("nowhere", "empty", "*.py"):
         with pytest.raises(BuildError, match="--data must be a file"):
             find_files(str(tmp_path / data))
+    with pytest.raises(BuildError, match="--data must be a file"):
+        find_files("")  # It is not the current folder.
 
 
 def test_text_files(tmp_path, read, monkeypatch):

@@ -41,7 +41,7 @@ def test_what_is_here_goes_before_the_hub(hub):
     "name", ["./nowhere", "~/nowhere", "../owner/name", "nowhere", "a/b/c", ""]
 )
 def test_a_path_is_no_hub_id(hub, name):
-    with pytest.raises(CacheError):
+    with pytest.raises(CacheError, match="by its file or its Hub id" if not name else "no"):
         load_cache(name)
     hub.assert_not_called()
 

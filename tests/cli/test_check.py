@@ -13,7 +13,7 @@ from selfspec.cli import check, comparison, report
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.paint import harmless
 from selfspec.cli.questions import Question, snippets
-from selfspec.cli.report import has_times, print_report, python_lines, verdict
+from selfspec.cli.report import has_times, print_report, python_lines, table_of, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
 from tests.cli.conftest import write_lines
@@ -156,6 +156,16 @@ def measured(plain, drafted, *, drafts=9, tokens=101, share=1.0, dtype="float32"
 def test_what_is_not_sure_is_not_praised(found, text):
     assert verdict(found).startswith(text)
     assert has_times(found) == (found.speed_up < 9)
+
+
+def test_the_table_and_the_verdict_are_of_the_same_times():
+    """One slow round of drafts changes neither."""
+    found = measured([1.0, 1.0, 1.0], [0.5, 0.5, 3.0], tokens=100)
+    console = Console(file=StringIO(), width=80)
+    console.print(table_of(found))
+    *_, last = console.file.getvalue().rstrip().splitlines()
+    assert last.split() == ["all", "100", "100.0", "200.0", "2.00x", "1.50"]
+    assert found.speed_up == 2
 
 
 def test_lines_to_copy_name_the_memory_and_the_cache(writer):

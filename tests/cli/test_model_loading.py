@@ -9,10 +9,11 @@ import torch
 
 from selfspec.cli import loading
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, check_model_name, load_model, load_tokenizer, memory_note
+from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
+from selfspec.machine.hub import check_model_name
 from selfspec.weights import is_packed_in_place
 from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
@@ -55,8 +56,9 @@ def test_rounded_weights(plain_folder):
 def test_files_that_are_no_model(plain_folder, tmp_path, name, contents):
     folder = shutil.copytree(plain_folder, tmp_path / "model")
     (folder / name).write_text(contents)
-    with pytest.raises(CliError, match="can't be loaded"):
+    with pytest.raises(CliError, match="can't be loaded") as caught:
         load(folder)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_device_that_is_not_there(plain_folder):
@@ -102,6 +104,14 @@ def test_who_writes_for_long_packs_in_place(plain_folder, monkeypatch):
     assert any(map(is_packed_in_place, model.modules())) == packs_here()
     assert not any(each.requires_grad for each in model.parameters())
     assert not any(map(is_packed_in_place, load_model(asked).modules()))
+
+
+def test_a_draft_model_is_packed_for_whoever_names_one(plain_folder, monkeypatch):
+    fake_trials(monkeypatch)
+    options = DraftOptions(model=plain_folder, draft_model=plain_folder, device="cpu")
+    small = Loaded.load(options).draft_model
+    assert small is not None
+    assert any(map(is_packed_in_place, small.modules())) == packs_here()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eval.command import main
+from eval.runs import attempt
 
 TASKS = ("writing", "qa", "translation")
 
@@ -18,6 +19,12 @@ TASKS = ("writing", "qa", "translation")
 def _no_user_folder(tmp_path_factory, monkeypatch):
     """Cost curves go to a folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(autouse=True)
+def _on_an_idle_machine(monkeypatch):
+    """As far as we are told."""
+    monkeypatch.setattr(attempt, "processor_share", lambda: 1.0)
 
 
 @pytest.fixture

@@ -167,9 +167,9 @@ def forgets(model: Any, kinds: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize(
     ("kinds", "said"),
     [
-        (("recurrent_states",), "one without its recurrent states"),
-        (("conv_states",), "one without its convolution's window"),
-        (("conv_states", "recurrent_states"), "one without its states"),
+        (("recurrent_states",), "a model without its recurrent states"),
+        (("conv_states",), "a model without its convolution's window"),
+        (("conv_states", "recurrent_states"), "a model without its states"),
     ],
 )
 @pytest.mark.parametrize("name", FAMILIES)

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from selfspec import ConfigError, SelfSpec, VocabularyError
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.neural.small_model import DraftModel
 from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
@@ -76,6 +77,16 @@ def test_its_first_forward_waits_for_plain_steps(
     with spec.listening(lambda record: widths.append(len(record.tree))):
         run_both(tiny_model(), prompt(length=90), spec, drafts=False, **GREEDY)
     assert begun[0] == [1, 1, 1]  # The prompt's own token and two steps.
+
+
+def test_statistics_name_one_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spec = tiny_model(), SelfSpec(draft_model=noisy_copy(0.0), **FIXED)
+    assert run_both(model, prompt(), spec, **GREEDY).stats.draft_model_reason is None
+    monkeypatch.setattr(SourceWorth, "pays", lambda *_args: False)
+    stats = run_both(model, prompt(), spec, **GREEDY).stats
+    assert stats.num_draft_forwards == 0
+    assert str(stats.draft_model_reason).startswith(f"0 looks in {stats.num_steps} steps")
+    assert "its draft model drafted little or nothing: 0 looks" in str(stats)
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma3"])

@@ -27,6 +27,7 @@ from selfspec import (
     VocabularyError,
     attach,
     detach,
+    generate_many,
     load,
 )
 from selfspec.plugin.refusals import RULES, Outcome, Rule
@@ -218,6 +219,27 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
         (lambda m: m.generate(**prompt(), assistant_model=SelfSpec()), "call selfspec.attach("),
         (lambda m: load(m), "(got a LlamaForCausalLM); a model that is loaded needs no load()"),
+        (lambda m: load("x", torch_dtype="auto"), "takes no torch_dtype= (got 'auto'); use dtype="),
+        (lambda m: load("x", device_map="auto"), "use device="),
+        (lambda m: load("x", load_in_4bit=True), "use weights='int4'"),
+        (lambda m: load("x", dtpe="auto"), "did you mean 'dtype'?"),
+        (lambda m: SelfSpec(extra_sources=["lut"]), "sources of your own (got 'lut'); "),
+        (lambda m: SelfSpec(remember="x", tokenizer="gpt2"), "tokenizer must be the model's"),
+        (lambda m: generate_many(m, "gpt2", ["x"]), "tokenizer must be the model's tokenizer"),
+        (lambda m: generate_many(tiny_tokenizer(), m, ["x"]), "tokenizer and prompts come after"),
+        (lambda m: generate_many(m, tiny_tokenizer(), 5), "must be a list of prompts (got 5)"),
+        (lambda m: generate_many(m, tiny_tokenizer(), [], seed="a"), "seed must be a whole number"),
+        (lambda m: generate_many(m, tiny_tokenizer(), [], logprobs=-1), "logprobs must be a whole"),
+        (lambda m: generate_many(m, tiny_tokenizer(), [], scheduler="x"), "a method choose()"),
+        (lambda m: load("./nowhere"), "name must be a folder with a config.json, or a Hub id"),
+        (lambda m: load("x", "2GB", max_length="9"), "max_length must be a whole number"),
+        (lambda m: SelfSpec.from_pretrained(""), "named by its file or its Hub id (got '')"),
+        (lambda m: SelfSpec(remember=3, tokenizer=tiny_tokenizer()), "named by its file"),
+        (lambda m: SelfSpec(contents="x"), "contents must be what load_cache()"),
+        (lambda m: SelfSpec.as_in("DIAA"), "did you mean 'diaa'?"),
+        (lambda m: SelfSpec.as_in("diaa", taus=1), "did you mean 'tau'?"),
+        (lambda m: SelfSpec.as_in("self-draft", corpus="texts"), "must be a CorpusCache"),
+        (lambda m: SelfSpec.from_pretrained(__file__), "ends with .safetensors (got"),
     ],
 )
 def test_typical_mistakes_are_one_sentence(mistake: Any, sentence: str) -> None:
@@ -225,6 +247,13 @@ def test_typical_mistakes_are_one_sentence(mistake: Any, sentence: str) -> None:
         mistake(tiny_model())
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_method_of_a_paper_names_its_parts() -> None:
+    """Its own sources take the place of those that the knobs name."""
+    text = repr(SelfSpec.as_in("diaa", max_nodes=9))
+    assert text.endswith(", extra_sources=['lut'], shape=DynamicTree, calibration=FixedPrior)")
+    assert repr(SelfSpec()).endswith("trust_hooks=False))")
 
 
 def test_the_folder_of_a_model_is_no_cache(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_dtypes(folder: Path, dtype: str | torch.dtype, limit: str | None) -> No
         ("max_memory", "some"),
         *(("max_length", 0), ("max_texts", 0)),
         ("device", "cuda:99"),
-        *(("dtype", "flaot32"), ("dtype", "nn"), ("dtype", torch.int8)),
+        *(("dtype", "flaot32"), ("dtype", "nn"), ("dtype", torch.int8), ("device", "meta")),
     ],
 )
 def test_wrong_options(folder: Path, name: str, value: object) -> None:

@@ -123,7 +123,8 @@ def test_a_second_signal_breaks_off_what_runs_and_no_more(chat_folder: str) -> N
         address.server._captured_signals.clear()  # uvicorn raises them at its end.
 
 
-def test_what_runs_may_end(chat_folder: str) -> None:
+def test_what_runs_may_end(chat_folder: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(app, "_PATIENCE", PATIENCE)  # However slow this machine is.
     with listening(chat_folder) as address:
         body = {**ENDLESS, "max_tokens": 200, "stream": True}
         with address.complete(**body) as running, running.getresponse() as streaming:

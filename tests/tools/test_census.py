@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tools.census import page
+from tools.census import KEPT, page, read_verdicts
 from tools.census_families import trial
 from tools.census_families.trial import Verdict, verdict
 
@@ -33,6 +34,7 @@ def other_text(model: Any, inputs: Any, options: dict[str, Any], **ours: Any) ->
     return GENERATE(model, inputs, options, **ours) + ("assistant" in ours)
 
 
+MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 GENERATE = trial._generate
 
 
@@ -55,19 +57,17 @@ def test_what_proves_nothing_is_a_verdict_of_its_own(
     assert found.reason.startswith(reason)
 
 
-def test_the_page_names_all_families_with_the_same_reason_in_one_line() -> None:
-    plain = [Verdict(name, "plain", reason=f"{name} takes no ids") for name in ("OneLM", "TwoLM")]
-    text = page([*plain, Verdict("llava", "trees", "image")])
+def test_a_row_for_models_with_the_same_reason() -> None:
+    plain = [Verdict(name, "plain", reason="keeps a state of its own") for name in ("one", "two")]
+    reason = "image: KeyError: 'x'; text alone: chains, it is an encoder-decoder model"
+    text = page([*plain, Verdict("t5", "image not made", reason=reason)], "5.17")
     for line in (
-        "## Trees (1)",
-        "- With image: `llava`",
-        "- With text: takes no ids: `OneLM`, `Two",
+        "| plain | recurrent models, which have a state in place of a KV cache | `one`, `two` |\n",
+        "| chains | encoder-decoders; no image could be made here, so only the rest",
     ):
         assert line in text
+    assert "KeyError" not in text
 
 
-def test_the_page_has_short_lines_and_whole_reasons() -> None:
-    names = [f"a_long_name_of_a_family_{number}" for number in range(40)]
-    text = page([Verdict(name, "plain", reason="words " * 40) for name in names])
-    assert max(map(len, text.splitlines())) <= 120
-    assert f"{'words ' * 39}words: `a_long_name" in " ".join(text.split())
+def test_the_page_of_models_is_made_of_what_was_found() -> None:
+    assert page(read_verdicts(KEPT), "5.24.0") == MODELS.read_text(encoding="utf-8")

@@ -102,6 +102,23 @@ def test_a_report_says_what_was_measured_where_others_win_and_what_failed(told, 
         assert f"<!-- {name} -->" in said
 
 
+def test_times_of_a_busy_machine_are_left_out(told, tmp_path):
+    lines = all_lines(selfspec=0.5)
+    for line in lines:
+        if "numbers" in line:
+            line["numbers"]["processor_share"] = 0.5
+    append(tmp_path / ROWS, lines)
+    assert told("report", str(tmp_path))[0] == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "\n\nThe machine was busy: other programs left 50% of the processor, so times" in text
+    for time in ("x |", "x the speed", "ms a token", "tokens/s"):
+        assert time not in text, time
+    assert "2.00 (10)" in text  # Tokens per step, and nodes.
+    left, right = folder(tmp_path / "a"), str(tmp_path)
+    _, said, _ = told("compare", left, right)
+    assert "x |" not in "\n".join(said)
+
+
 def test_the_best_of_the_others_is_none_of_ours_and_a_bound_was_measured(tmp_path):
     """Without drafts selfspec is no other method, and no width that nobody ran sets a bound."""
     lines = all_lines()

@@ -1,6 +1,6 @@
 """When `generate()` has read its prompt, and when it compiles: for measurements of it.
 
-Only `eval` asks. It is here since the names are private to transformers.
+The names are private to transformers. selfspec itself needs none of them.
 """
 
 from __future__ import annotations
