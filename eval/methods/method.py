@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from eval.errors import EvalError
-from eval.runs.prompt_end import compiles_static_kv
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
 from selfspec.compat.heads import num_heads
+from selfspec.compat.timing import compiles_static_kv
 from selfspec.weights import pack, unpack
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.

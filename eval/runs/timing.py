@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eval.runs.prompt_end import told_of_prompt
+from selfspec.compat.timing import told_of_prompt
 from selfspec.cost import CostCurve
 from selfspec.forward.costs import Costs, nearest
 

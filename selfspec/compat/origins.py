@@ -65,7 +65,9 @@ _OF_FORWARDS = (
     "transformers.modeling_flash_attention_utils",
 )
 # Methods of models that call forwards, and that no forward calls.
-NOT_IN_STEPS = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
+NOT_IN_STEPS = frozenset(
+    ("__init__", "from_pretrained", "generate", "generate_batch", "save_pretrained")
+)
 # `torch.compile` puts what it has made into the modules of what it compiles, and calls it alone.
 _OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -161,11 +162,15 @@ def in_training(attention: str) -> PreTrainedModel:
     return new_model("llama", attention, attention_dropout=0.5).train()
 
 
+# In 5.17 the cache of Mamba has no crop() of its own, which is found first.
+_MAMBA = "moves its running states on by code of its own|can't be cropped"
+
+
 @pytest.mark.parametrize(
     ("new", "mode", "said"),
     [
         (lambda: tiny_model("bloom"), "chain", "BloomForCausalLM"),
-        (lambda: tiny_model("mamba"), "plain", "moves its running states on by code of its own"),
+        (lambda: tiny_model("mamba"), "plain", _MAMBA),
         (lambda: new_model("llama", vocab_size=8), "plain", "vocabulary is too small"),
         (lambda: in_training("sdpa"), "plain", "draws random numbers"),
         (lambda: in_training("eager"), "plain", "draws random numbers"),
@@ -175,7 +180,7 @@ def in_training(attention: str) -> PreTrainedModel:
 def test_what_can_not_branch_is_given_less_and_says_why(new, mode, said):
     ability = probe(new())
     assert (ability.mode, ability.attention) == (mode, None)
-    assert said in ability.reason
+    assert re.search(said, ability.reason)
 
 
 def test_an_attention_that_takes_no_4d_mask_is_given_no_tree():

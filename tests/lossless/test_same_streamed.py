@@ -138,6 +138,7 @@ def set_data(weight: Any) -> None:
     weight.data = torch.ones(weight.shape)
 
 
+@pytest.mark.usefixtures("packs_at_once")
 def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
     """In streamed layers, and in those that are packed."""
     saved_model(tmp_path)

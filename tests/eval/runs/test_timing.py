@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.runs.prompt_end import told_of_prompt
+from eval.runs.timing import told_of_prompt
 from tests.fakes import new_model, prompt, tiny_model
 
 
