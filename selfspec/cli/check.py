@@ -96,7 +96,9 @@ def _compared(
         new_spec = partial(writer.new_spec, config)
         measured = measure(writer, prompts, new_spec, num_new=num_new, seconds=seconds, say=say)
     status = print_report(console, measured, options, sees=sees)
-    if options.model is not None and has_times(measured):
+    # Of what is within `--max-memory`, no part was set aside for the copy.
+    is_whole = options.max_memory is None and writer.model.device.type == "cpu"
+    if options.model is not None and is_whole and has_times(measured):
         print(_drafts_for_itself(writer, prompts, num_new, seconds / 2))
     if _may_be_rounded(writer):
         print("Compare with --weights int8 or int4: less memory, and another text.")

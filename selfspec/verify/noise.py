@@ -173,12 +173,12 @@ def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
         ratios.append(weight / (noise_of(token) or least))
         best = max(best, ratios[-1])
     if few.rest is not None and few.weights[-1] * most >= best:
-        rivals = _rivals(few, best, noise, row)
-        tokens, ratios = tokens + list(rivals), ratios + list(rivals.values())
+        others = rivals(few, best, noise, row)
+        tokens, ratios = tokens + list(others), ratios + list(others.values())
     return _clearly_best(tokens, ratios)
 
 
-def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, float]:
+def rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, float]:
     """The two highest ratios among the tokens that are not on the shortlist but could win.
 
     Their weights are at most the shortlist's last one, so only tiny noise lets them win.

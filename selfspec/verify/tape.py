@@ -9,7 +9,7 @@ import torch
 
 from selfspec.machine.device import default_generator
 from selfspec.records import Draws, Likely, NoiseOf
-from selfspec.verify.noise import Noise, next_noise, pick_from
+from selfspec.verify.noise import Noise, next_noise, pick_from, rivals
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 # Noise that takes more is drawn again when it is needed.
@@ -154,10 +154,12 @@ class RowDraws(Draws):
         return None if noise is None else noise.of_many(ids, self._row)
 
     def ranked(self, logits: torch.Tensor, depth: int) -> Likely | None:
-        noise = self.noise(depth)
+        noise = self._tape.peek(self._row, depth)
         few = None if noise is None else shortlist(logits.float().cpu(), self._warpers)
         if noise is None or few is None:
             return None
-        pairs = zip(few.tokens, few.weights, strict=True)
-        likely = [(token, weight / max(noise(token), _TINY)) for token, weight in pairs]
-        return sorted(likely, key=lambda pair: -pair[1])
+        noise_of, pairs = noise.of(self._row), zip(few.tokens, few.weights, strict=True)
+        ratios = {token: weight / max(noise_of(token), _TINY) for token, weight in pairs}
+        if few.rest is not None:  # Of others, those win that have next to no noise.
+            ratios |= rivals(few, max(ratios.values()), noise, self._row)
+        return sorted(ratios.items(), key=lambda pair: -pair[1])

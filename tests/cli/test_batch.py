@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from selfspec import load
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, Loaded
 from selfspec.cli.options import DraftOptions
+from selfspec.neural.rounded_copy import copy_bytes
 from selfspec.serving.encoder import Encoder
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
@@ -241,6 +242,7 @@ def test_within_a_memory(batch, tmp_path, stock_text, writer):
         assert answer["text"] == stock_text(PROMPTS[answer["line"] - 1], 6)
     model = writer.model  # A draft model takes its part of the memory.
     alone, beside = (memory_left(model, small) for small in (None, model))
+    assert alone - memory_left(model, "int8") == copy_bytes(model, "int8")
     weights = sum(each.nbytes for each in model.parameters())
     assert alone - beside == weights + kv_bytes(model, TOKENS_A_TEXT * (3 + OTHER_TEXTS))
 

@@ -32,6 +32,13 @@ def test_from_stdin_a_file_or_the_command_line(generate, stock_text, plain_folde
     assert result.stdout == stock_text("the quick brown", 24)
 
 
+@pytest.mark.parametrize("bits", ["int4", "int8"])
+def test_the_model_drafts_for_itself(generate, stock_text, bits):
+    result = generate("--draft-model", bits, "--stats")
+    assert result.stdout == stock_text(PROMPT, 24)
+    assert "forwards for drafts" in result.stderr
+
+
 def test_a_question(run, fails, stock_text, chat_folder, plain_folder):
     text = stock_text([{"role": "user", "content": "the fox"}], 24)
     asked = ("--chat", "--prompt", "the fox")

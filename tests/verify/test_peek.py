@@ -164,6 +164,21 @@ def test_the_token_that_will_be_drawn_is_ranked_first():
 
 
 @pytest.mark.usefixtures("way")
+def test_a_token_far_down_may_be_drawn_and_is_ranked_first():
+    peeking, dice = NoiseTape(1), torch.Generator().manual_seed(2)
+    draws, num_far = RowDraws(peeking, 0, Warpers()), 0
+    with seeded(4):
+        for step in range(8):
+            logits = torch.randn(2000, generator=dice) / 4
+            ranked = draws.ranked(logits, 0)
+            token = peeking.draw(logits, 0, step)
+            peeking.reach(0, step + 1)
+            num_far += bool((logits > logits[token]).sum() > 99)
+            assert ranked is None or ranked[0][0] == token
+    assert num_far > 4
+
+
+@pytest.mark.usefixtures("way")
 def test_many_are_looked_up_at_once():
     peeking = NoiseTape(2)
     draws, ids = RowDraws(peeking, 1, Warpers()), np.array([3, 0, 39, 7])
