@@ -127,6 +127,7 @@ def test_a_model_that_is_compiled_runs_as_it_is(
     compiling: Any, forward: str, log: list[str]
 ) -> None:
     """torch would compile it anew for each width; its own `generate()` goes on as before."""
+    torch._dynamo.reset()  # Else torch compiles nothing once a process has compiled much.
     model, counted = new_model(), CompileCounter()
     stock = run(model, prompt(), **GREEDY)
     compiling(model, counted)
