@@ -29,13 +29,9 @@ from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.packing import linears_of
 from selfspec.weights.rounded import rounded_matrix
-from selfspec.weights.rounded_model import attend_exactly, progress
+from selfspec.weights.rounded_model import KEPT, attend_exactly, progress
 from selfspec.weights.rounding import Int8Rows, Products
 
-_KEPT = (
-    "weights in 8 bits can't be written, trained, compiled, moved or converted, nor adapters be "
-    "merged into them; edit the original model, or load it without weights='int8'"
-)
 # These layers of a module get the same input in most models, and are then computed at once.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -201,7 +197,7 @@ def _hold(
     if is_embedding:
         parts = [EightBitRows(rounded, *matrices)]
     for (weight, modules), part in zip(group, parts, strict=True):
-        packed = PackedWeight.of(weight, part, _KEPT, dtype)
+        packed = PackedWeight.of(weight, part, KEPT, dtype)
         for module in modules:
             module.weight = packed
 
