@@ -13,7 +13,7 @@ import numpy as np
 
 from selfspec.cli.questions import Question
 from selfspec.machine.busy import LEAST_SHARE, processor_share
-from selfspec.serving.encoder import Encoded, num_tokens
+from selfspec.serving.translator import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:

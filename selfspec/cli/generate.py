@@ -49,7 +49,7 @@ def generate(
     writer = load_writer(options, chats=chat)
     spec = writer.new_spec(config)
     question = [{"role": "user", "content": text}] if chat else text
-    ids, _ = writer.prompt_encoder().arguments_for(question, Settings())
+    ids, _ = writer.prompt_translator().arguments_for(question, Settings())
     assert isinstance(ids, list)  # A text has no images.
     _stream(writer, ids, spec, expected)
     if stats:

@@ -15,8 +15,8 @@ from selfspec.config import ROUNDED
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.hub import MODEL_FILES, ask_once, check_model_name
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
+from selfspec.serving.translator import PromptTranslator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -114,13 +114,13 @@ class Loaded:
         bits = "" if least is None else f" in {least} bits"
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
-    def encoder(self, **settings: Any) -> Encoder:
+    def translator(self, **settings: Any) -> PromptTranslator:
         """Turns prompts into tokens and arguments, within what the model allows."""
         from selfspec.forward.model import vocab_size
         from selfspec.row_rules import end_ids
 
         settings = {"images": self.images, **settings}
-        return Encoder(
+        return PromptTranslator(
             self.tokenizer,
             vocab_size(self.model),
             self.max_positions,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.prompt_files import PromptLine, read_prompts
-from selfspec.serving.encoder import Encoded
 from selfspec.serving.images import has_images
 from selfspec.serving.schema import Settings
+from selfspec.serving.translator import Encoded
 
 if TYPE_CHECKING:
     from selfspec.cli.loading import Loaded
@@ -29,7 +29,7 @@ class Question(NamedTuple):
         prompt = self.prompt
         if self.is_turn and loaded.tokenizer.chat_template:
             prompt = [{"role": "user", "content": prompt}]
-        return loaded.encoder().encoded(prompt, Settings())
+        return loaded.translator().encoded(prompt, Settings())
 
 
 def snippets() -> list[Question]:

@@ -122,7 +122,7 @@ def serve(
     app = application(
         answering,
         name=name,
-        encoder=loaded.encoder(),
+        translator=loaded.translator(),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,

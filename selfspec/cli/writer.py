@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from selfspec.cli.loading import Loaded
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
-from selfspec.serving.encoder import Encoder, num_tokens
+from selfspec.serving.translator import PromptTranslator, num_tokens
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec
-    from selfspec.batch.requests import PromptInputs
+    from selfspec.batch.prompt_maker import PromptInputs
     from selfspec.batch.text_stream import LiveText
 
 
@@ -49,9 +49,9 @@ class Writer(Loaded):
 
         torch.manual_seed(self.seed)
 
-    def prompt_encoder(self) -> Encoder:
+    def prompt_translator(self) -> PromptTranslator:
         default = {"max_new_tokens": self.options.max_new_tokens, **self.choice()}
-        return self.encoder(default=default, length_option="--max-new-tokens")
+        return self.translator(default=default, length_option="--max-new-tokens")
 
     def new_ids(
         self,
@@ -63,7 +63,7 @@ class Writer(Loaded):
         prediction: str | None = None,
     ) -> list[int]:
         """What `generate()` writes after a prompt; without a `spec` it is the stock one."""
-        from selfspec.batch.requests import inputs_on
+        from selfspec.batch.prompt_maker import inputs_on
 
         ids = self.model.generate(
             **inputs_on(prompt, self.model),
