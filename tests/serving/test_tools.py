@@ -138,7 +138,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    kind, tokenizer = FAMILIES[family], make_tokenizer()
+    kind, tokenizer = FAMILIES[family], make_tokenizer(*2 * [written(family, ROME, PARIS)])
     tokenizer.add_tokens(list(kind.tokens))
     tokenizer.add_tokens(list(kind.special), special_tokens=True)
     tokenizer.chat_template = kind.template
