@@ -25,7 +25,7 @@ from selfspec.weights import packing as packing_module
 from selfspec.weights.formats import packers_for
 from selfspec.weights.product_times import ProductTimes
 from tests.scripted import TextSource
-from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
+from tests.zoo import ARCHITECTURES, ENCODERS, NO_SPECIAL, PAD, VOCAB
 
 
 def new_model(
@@ -35,7 +35,7 @@ def new_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model, the same one at every call; `changes` go into its config."""
-    kind = ARCHITECTURES[name]
+    kind = (ARCHITECTURES | ENCODERS)[name]
     config = AutoConfig.for_model(kind.model_type, **(NO_SPECIAL | kind.config | changes))
     with torch.random.fork_rng():
         torch.manual_seed(7)

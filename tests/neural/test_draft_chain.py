@@ -185,12 +185,6 @@ def test_a_prompt_waits_for_plain_steps_and_for_what_drafts_may_lose(now: list[f
     assert sum(text.parts) == 256
 
 
-def test_what_does_not_pay_is_not_read_however_much_it_is() -> None:
-    text = CountingText()
-    cursor_over(text, [1] * 20, least=1.1)
-    assert text.log == []
-
-
 def test_it_ends_where_the_model_has_no_positions() -> None:
     assert len(grown(cursor_over(CountingText(num_left=2), [8, 9, 10]), 10, 4)) == 1
 

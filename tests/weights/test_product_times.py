@@ -50,11 +50,3 @@ def test_weights_are_packed_where_that_is_faster(shares, pays, monkeypatch):
 def test_weights_that_no_format_can_hold_are_never_faster():
     """As those with a NaN, of which there is no float16 copy."""
     assert not ProductTimes(reorder, (1.0, 1.0), (math.inf, math.inf)).pays
-
-
-def test_parts_of_large_layers_are_timed(monkeypatch):
-    weights = clocked(monkeypatch, 0.5, 0.5)
-    monkeypatch.setattr(module, "SAMPLE", 16 * 8)
-    monkeypatch.setattr(module, "_PART", 16 * 4)
-    assert [part.shape for part in module._sample(weights)] == [(4, 16), (4, 16)]
-    assert product_times(weights).plain == [1 / 128, 1 / 128]
