@@ -55,8 +55,6 @@ class SpecConfig:
             of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
             from there. None: in a server and for files of prompts, what running texts leave of
             their memory; nothing elsewhere.
-        strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
-            reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although code runs in the model that is no library's: hooks, wrapper
             modules, replaced functions or a model class of your own, or one that comes with the
             model's files. True is your word that it has no state, and that what it does to a token
@@ -75,7 +73,6 @@ class SpecConfig:
     learning: str = "session"
     forward: str = "auto"
     kept_kv: int | str | None = None
-    strict: bool = False
     trust_hooks: bool = False
 
     def __post_init__(self) -> None:
@@ -103,9 +100,8 @@ class SpecConfig:
                 raise ConfigError(
                     f"kept_kv must be at most 100% of the free memory (got {self.kept_kv!r})"
                 )
-        for name in ("strict", "trust_hooks"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
+        if not isinstance(self.trust_hooks, bool):
+            raise ConfigError(f"trust_hooks must be True or False (got {self.trust_hooks!r})")
 
     def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
         # transformers asks this first of `assistant_model=`, which many try with a `SelfSpec`.
@@ -120,6 +116,11 @@ class SpecConfig:
 
     def changed(self, **knobs: Any) -> SpecConfig:
         known = [field.name for field in fields(self)]
+        if "strict" in knobs:  # It was one until 0.4.
+            raise ConfigError(
+                "strict is no knob any more (got strict={!r}); leave it out, and look at "
+                "spec.stats.disabled_reason after a call".format(knobs["strict"])
+            )
         for name in knobs:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))

@@ -184,13 +184,7 @@ class LearnedOnDemand:
         known = [REGISTRY[name] for name in self._config.sources if name in REGISTRY]
         sources = [make(vocab_size, top_k) for make in known]
         sources += [source.copy() for source in self._extra_sources]
-        learned = Learned(
-            sources,
-            self._calibration.copy(),
-            top_k,
-            shape=self._shape,
-            strict=self._config.strict,
-        )
+        learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
         if loaded is not None:
             restore(learned, loaded, vocab_size)
         if self.remembered is not None and (kept := self.remembered.read()) is not None:

@@ -139,14 +139,10 @@ def test_a_class_with_a_generate_of_its_own_is_left_alone(caplog: Any) -> None:
 
 
 def test_another_loop_that_is_asked_for_goes_first(caplog: Any) -> None:
-    model, default, named = new_model(), SelfSpec(strict=True), SelfSpec()
+    model, default, named = new_model(), SelfSpec(), SelfSpec()
     run(attach(model, default), prompt(), custom_generate=named, **GREEDY)
     assert (default.total_stats.num_calls, named.total_stats.num_calls) == (0, 1)
     assert not caplog.records
-    with pytest.raises(UnsupportedError, match="beam search"):  # The default is strict.
-        run(model, prompt(), num_beams=3, **GREEDY)
-    with pytest.raises(UnsupportedError, match="use_cache"):
-        run(model, prompt(), use_cache=False, **GREEDY)
 
 
 def test_positional_arguments_and_stop_strings() -> None:
