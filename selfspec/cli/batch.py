@@ -88,7 +88,7 @@ def _results(
         keeps_kv=True,
     )
     requests = Requests(writer.model, writer.tokenizer, spec)
-    encoder = writer.prompt_encoder()
+    encoder = writer.encoder()
     return results(lines, session, requests, encoder, model_name=writer.name, seed=writer.seed)
 
 

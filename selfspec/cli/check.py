@@ -14,12 +14,20 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.comparison import MIN_ROUNDS, Comparison, Prompts, measure, packed, timed
+from selfspec.cli.comparison import (
+    MIN_ROUNDS,
+    Comparison,
+    Prompts,
+    Question,
+    measure,
+    packed,
+    questions_of,
+    snippets,
+    timed,
+)
 from selfspec.cli.loading import check_options
-from selfspec.cli.messages import working
+from selfspec.cli.messages import paint, working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
-from selfspec.cli.paint import write
-from selfspec.cli.questions import Question, questions_of, snippets
 from selfspec.cli.report import has_times, print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
@@ -214,14 +222,14 @@ def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
     for question, ids in prompts:
         assert isinstance(ids, list)  # The demo has no images.
         console.rule(Text(question.name), align="left", style="dim")
-        write(console, str(question.prompt), "dim")
+        paint(console, str(question.prompt), "dim")
         writer.reseed()
         records: list[StepRecord] = []
         with spec.listening(records.append):
             writer.new_ids(ids, spec)
         stream = TextStream(writer.tokenizer, ids)
         for record in records:
-            write(console, stream.add(*record.committed_ids[: record.num_accepted]), "green")
-            write(console, stream.add(*record.committed_ids[record.num_accepted :]))
-        write(console, f"{stream.rest()}\n")
+            paint(console, stream.add(*record.committed_ids[: record.num_accepted]), "green")
+            paint(console, stream.add(*record.committed_ids[record.num_accepted :]))
+        paint(console, f"{stream.rest()}\n")
     console.rule(style="dim")

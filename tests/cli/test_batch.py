@@ -13,8 +13,8 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM
 
 from selfspec import load
-from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, Loaded
-from selfspec.cli.options import DraftOptions
+from selfspec.cli.options import WriteOptions
+from selfspec.cli.writer import OTHER_TEXTS, TOKENS_A_TEXT, Writer
 from selfspec.neural.rounded_copy import copy_bytes
 from selfspec.serving.encoder import Encoder
 from selfspec.weights.streamed.memory_plan import kv_bytes
@@ -230,8 +230,8 @@ def test_a_lock_that_can_not_be_made_is_no_other_run(fails, tmp_path, chat_folde
 
 def memory_left(model, draft_model=None) -> int:
     """What three texts may take of a gigabyte."""
-    loaded = Loaded(DraftOptions(max_memory="1GB"), model, None, draft_model=draft_model)
-    return loaded.memory_of_texts(3)
+    writer = Writer(WriteOptions(max_memory="1GB"), model, None, draft_model=draft_model)
+    return writer.memory_of_texts(3)
 
 
 def test_within_a_memory(batch, tmp_path, stock_text, writer):

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from selfspec.cli import check, comparison, report
-from selfspec.cli.comparison import Comparison, measure
-from selfspec.cli.paint import harmless
-from selfspec.cli.questions import Question, snippets
+from selfspec.cli.comparison import Comparison, Question, measure, snippets
+from selfspec.cli.messages import harmless
 from selfspec.cli.report import has_times, print_report, python_lines, table_of, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
