@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from selfspec.cli.prompt_files import PromptLine, numbered_lines, read_line
 from selfspec.errors import CliError, one_line
 from selfspec.machine.user_files import locked
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import Piece, joined, usage_of
 from selfspec.serving.responses import new_form
+from selfspec.serving.translator import PromptTranslator
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
-    from selfspec.batch.requests import Requests
-    from selfspec.serving.exchange import Reply
+    from selfspec.batch.prompt_maker import PromptMaker
+    from selfspec.serving.exchange import ReplyDecoder
     from selfspec.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so.
@@ -175,8 +175,8 @@ class BatchFiles:
 def results(
     lines: Iterable[PromptLine],
     session: Session,
-    requests: Requests,
-    encoder: Encoder,
+    maker: PromptMaker,
+    translator: PromptTranslator,
     *,
     model_name: str,
     seed: int,
@@ -188,17 +188,17 @@ def results(
     from selfspec.batch.answers import Answer
     from selfspec.serving.exchange import choices_of  # They bring torch along.
 
-    waiting: dict[int, tuple[PromptLine, Reply]] = {}
+    waiting: dict[int, tuple[PromptLine, ReplyDecoder]] = {}
     left = iter(lines)
     while True:
         fresh = list(islice(left, session.num_wanted))
         if not fresh and session.is_empty:
             return
         for line in fresh:
-            settings, prepare = line.settings, partial(requests.prompt, line.number)
+            settings, prepare = line.settings, partial(maker.prompt, line.number)
             line_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                choices = choices_of(settings, [line.prompt], encoder, prepare, line_seed)
+                choices = choices_of(settings, [line.prompt], translator, prepare, line_seed)
                 ((prompt, reply),) = choices
                 session.add(prompt)
             except Exception as error:  # Whatever it is, the other lines go on.

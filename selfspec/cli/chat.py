@@ -126,13 +126,13 @@ class Conversation:
         system: str | None = None,
     ) -> None:
         self._writer = writer
-        self._encoder = writer.encoder()
+        self._translator = writer.translator()
         self._spec = spec
         self._show = show
         self._opening = [{"role": "system", "content": system}] if system else []
         self.reset()
         # Refuses a system message that the template does not take.
-        self._encoder.encoded([*self.messages, {"role": "user", "content": "?"}], Settings())
+        self._translator.encoded([*self.messages, {"role": "user", "content": "?"}], Settings())
 
     def reset(self) -> None:
         """Starts over; what `spec` has learned stays."""
@@ -141,7 +141,7 @@ class Conversation:
     def ask(self, text: str) -> Literal["stop", "length", "interrupted"]:
         """Streams the answer and keeps it, up to Ctrl-C; returns why it ended."""
         messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self._encoder.encoded(messages, Settings())
+        ids = self._translator.encoded(messages, Settings())
         assert isinstance(ids, list)  # A chat has no images.
         limit = self._writer.max_positions or sys.maxsize
         most = min(self._writer.options.max_new_tokens, limit - len(ids))

@@ -32,7 +32,7 @@ from selfspec.cli.report import has_times, print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
-from selfspec.serving.encoder import num_tokens
+from selfspec.serving.translator import num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import numpy as np
 
 from selfspec.cli.prompt_files import PromptLine, read_prompts
 from selfspec.machine.busy import LEAST_SHARE, processor_share
-from selfspec.serving.encoder import Encoded, num_tokens
 from selfspec.serving.images import has_images
 from selfspec.serving.schema import Settings
+from selfspec.serving.translator import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Question(NamedTuple):
         prompt = self.prompt
         if self.is_turn and writer.tokenizer.chat_template:
             prompt = [{"role": "user", "content": prompt}]
-        return writer.encoder().encoded(prompt, Settings())
+        return writer.translator().encoded(prompt, Settings())
 
 
 def snippets() -> list[Question]:

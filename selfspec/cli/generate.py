@@ -48,7 +48,7 @@ def generate(
     writer = load_writer(options, chats=chat)
     spec = writer.new_spec(config)
     question = [{"role": "user", "content": text}] if chat else text
-    ids, _ = writer.encoder().arguments_for(question, Settings())
+    ids, _ = writer.translator().arguments_for(question, Settings())
     assert isinstance(ids, list)  # A text has no images.
     _stream(writer, ids, spec, expected)
     if stats:

@@ -122,7 +122,7 @@ def serve(
     app = application(
         answering,
         name=name,
-        encoder=replace(writer.encoder(), default={}, length_option="max_tokens"),
+        translator=replace(writer.translator(), default={}, length_option="max_tokens"),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,

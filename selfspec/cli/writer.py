@@ -17,14 +17,14 @@ from selfspec.cli.options import TINY, ModelOptions, WriteOptions
 from selfspec.config import ROUNDED
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.serving.encoder import Encoder, num_tokens
 from selfspec.serving.images import ImageReader
+from selfspec.serving.translator import PromptTranslator, num_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from selfspec import SelfSpec, SpecConfig
-    from selfspec.batch.requests import PromptInputs
+    from selfspec.batch.prompt_maker import PromptInputs
     from selfspec.batch.text_stream import LiveText
     from selfspec.cache import CacheContents
 
@@ -141,12 +141,12 @@ class Writer:
 
         torch.manual_seed(self.seed)
 
-    def encoder(self) -> Encoder:
+    def translator(self) -> PromptTranslator:
         """Turns prompts into tokens and arguments, by the options where a prompt leaves it open."""
         from selfspec.forward.model import vocab_size
         from selfspec.row_rules import end_ids
 
-        return Encoder(
+        return PromptTranslator(
             self.tokenizer,
             vocab_size(self.model),
             self.max_positions,
@@ -180,7 +180,7 @@ class Writer:
         prediction: str | None = None,
     ) -> list[int]:
         """What `generate()` writes after a prompt; without a `spec` it drafts nothing."""
-        from selfspec.batch.requests import inputs_on
+        from selfspec.batch.prompt_maker import inputs_on
 
         ids = self.model.generate(
             **inputs_on(prompt, self.model),

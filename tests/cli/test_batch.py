@@ -16,7 +16,7 @@ from selfspec import load
 from selfspec.cli.options import WriteOptions
 from selfspec.cli.writer import OTHER_TEXTS, TOKENS_A_TEXT, Writer
 from selfspec.neural.rounded_copy import copy_bytes
-from selfspec.serving.encoder import Encoder
+from selfspec.serving.translator import PromptTranslator
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
 from tests.streamed import saved_model
@@ -136,12 +136,12 @@ def test_lines_whose_text_breaks_off(batch, tmp_path, stock_text, monkeypatch):
         encoded, arguments = arguments_for(self, prompt, settings)
         return encoded, {**arguments, **({"logits_processor": [Broken()]} if prompt == "y" else {})}
 
-    arguments_for = Encoder.arguments_for
+    arguments_for = PromptTranslator.arguments_for
     lines = [{"id": text, "prompt": text} for text in PROMPTS]
     lines[1:1] = [{"custom_id": "b", "body": {"prompt": "y"}}, {"id": 3, "prompt": "y"}]
     given, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "arguments_for", treacherous)
+        patch.setattr(PromptTranslator, "arguments_for", treacherous)
         for num_tokens in (6 * len(PROMPTS), 0):
             result = batch(given, out)
             assert result.exit_code == 1
