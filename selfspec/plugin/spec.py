@@ -217,7 +217,7 @@ class SelfSpec:
             self.total_stats = self.total_stats + call.stats
 
     def finish(self, prompt: Prompt) -> None:
-        """Counts a call that has ended, warns if it was not served as asked, and saves."""
+        """Counts a call that has ended, warns if it was not drafted for, and saves."""
         self.count(prompt)
         self.warn(prompt.model, prompt.stats)
         if prompt.streamer is not None:  # Its reader finds the statistics of this call.
@@ -336,10 +336,13 @@ class SelfSpec:
             return Learned([], Calibration(), top_k=1)
 
     def warn(self, model: PreTrainedModel, stats: GenerationStats) -> None:
-        """Says why a model is not drafted for or run as asked: once for each model and reason."""
+        """Says why a model is not drafted for in trees, once for each model and reason.
+
+        And why its forwards are not run as `config.forward` says.
+        """
         known = self._warned.setdefault(model, set())
-        drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"
-        reasons = {drafted: stats.disabled_reason, "not run as asked": stats.eager_reason}
+        drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for"
+        reasons = {drafted: stats.disabled_reason, "run eagerly": stats.eager_reason}
         for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
