@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
-from selfspec.errors import AttachError, ConfigError, unknown_name
+from selfspec.errors import AttachError, ConfigError, check_names
 from selfspec.machine.memory import amount_in_bytes
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
@@ -90,8 +90,7 @@ class SpecConfig:
             ("learning scope", self.learning, LEARNING_SCOPES),
             ("forward", self.forward, FORWARDS),
         ):
-            if value not in known:
-                raise ConfigError(unknown_name(what, str(value), known))
+            check_names(what, [value], known)
         if self.kept_kv == "0":
             object.__setattr__(self, "kept_kv", 0)
         if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
@@ -115,23 +114,18 @@ class SpecConfig:
         return cls().changed(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
-        known = [field.name for field in fields(self)]
         if "strict" in knobs:  # It was one until 0.4.
             raise ConfigError(
                 "strict is no knob any more (got strict={!r}); leave it out, and look at "
                 "spec.stats.disabled_reason after a call".format(knobs["strict"])
             )
-        for name in knobs:
-            if name not in known:
-                raise ConfigError(unknown_name("knob", name, known))
+        check_names("knob", knobs, [field.name for field in fields(self)])
         return replace(self, **knobs)
 
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):
             raise ConfigError(f"sources must be a list of names (got {self.sources!r})")
         object.__setattr__(self, "sources", tuple(self.sources))
-        for name in self.sources:
-            if name not in SOURCE_NAMES:
-                raise ConfigError(unknown_name("source", str(name), SOURCE_NAMES))
+        check_names("source", self.sources, SOURCE_NAMES)
         if len(set(self.sources)) != len(self.sources):
             raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")

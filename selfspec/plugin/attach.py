@@ -22,8 +22,8 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.compat.generation import generate_batch_of_class
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
-from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.loop import loop_for
+from selfspec.plugin.parts import new_draft_model
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats

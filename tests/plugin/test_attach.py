@@ -245,13 +245,6 @@ def test_typical_mistakes_are_one_sentence(mistake: Any, sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_of_a_paper_names_its_parts() -> None:
-    """Its own sources take the place of those that the knobs name."""
-    text = repr(SelfSpec.as_in("diaa", max_nodes=9))
-    assert text.endswith(", extra_sources=['lut'], shape=DynamicTree, calibration=FixedPrior)")
-    assert repr(SelfSpec()).endswith("trust_hooks=False))")
-
-
 def test_the_folder_of_a_model_is_no_cache(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(CacheError, match="is the folder of a model, and no cache; to draft for it"):
