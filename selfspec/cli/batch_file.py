@@ -153,7 +153,8 @@ class BatchFiles:
         with self.answers.open("rb") as stream:
             for index, data in enumerate(stream, start=1):
                 answer = _object_in(data)
-                number, checksum = answer.get("line"), answer.get("input")
+                number: Any = answer.get("line")
+                checksum: Any = answer.get("input")
                 is_answer = type(number) is int and isinstance(checksum, str)
                 if not data.endswith(b"\n") and (
                     is_answer or (not answer and _begins_as_ours(data))
