@@ -501,13 +501,6 @@ def test_memory_that_runs_out_on_a_cpu_is_known():
 # --- checkpoints
 
 
-def test_files_of_a_folder(tmp_path):
-    (tmp_path / "there").write_text("x")
-    assert checkpoints.find_file(str(tmp_path), "there") == tmp_path / "there"
-    assert checkpoints.find_file(str(tmp_path), "missing") is None
-    assert checkpoints.find_file("not a name of anything", "missing") is None
-
-
 def test_names_are_translated():
     """Experts are joined as transformers does it; what it has no use for is left out."""
     model = tiny_model("qwen3-moe")
