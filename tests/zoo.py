@@ -208,7 +208,7 @@ START = 2  # What a decoder begins with.
 _READING = {"bos_token_id": 1, "decoder_start_token_id": START}
 _AUDIO = {"max_source_positions": 16, "max_target_positions": 96, "num_mel_bins": 8}
 _T5 = {**_READING, "d_model": 32, "d_kv": 8, "initializer_factor": 8.0, "tie_word_embeddings": True}
-_BART = {**_READING, "init_std": 0.5, "initializer_range": 0.5}
+_BART = {**_READING, "initializer_range": 0.5}
 _ENCODERS = {
     "bart": _small("bart", forced_eos_token_id=None, **_BART),
     "m2m": _small("m2m_100", **_BART),

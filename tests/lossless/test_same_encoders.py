@@ -58,7 +58,7 @@ def knowing(ids: torch.Tensor, inputs: dict[str, Any], doubt: float = 0.1) -> Se
         [*filter(None, before), *dropwhile(not_, row)]
         for before, row in zip(read.tolist(), ids.tolist(), strict=True)
     ]
-    return SelfSpec(extra_sources=[FutureSource(texts, doubt=doubt)], **FIXED)
+    return SelfSpec(extra_sources=[FutureSource(texts, doubt=doubt, chains=True)], **FIXED)
 
 
 def check(
