@@ -1,10 +1,10 @@
 """Attention in which query heads that share keys are one head with more queries.
 
-In most models several query heads share one head of keys and values. If there is a mask, stock's
-sdpa attention copies the keys and values of the whole text for each of these query heads, in every
-layer and step. Here nothing is copied, and a query sees the same keys as before.
+In most models several query heads share one head of keys and values. If there is a mask,
+transformers' sdpa attention copies the keys and values of the whole text for each of these query
+heads, in every layer and step. Here nothing is copied, and a query sees the same keys as before.
 
-`grouped_attention` lets forwards over drafts attend so. A plain step has no mask, and stock's
+`grouped_attention` lets forwards over drafts attend so. A plain step has no mask, and transformers'
 attention computes it. The exception is half precision on a CPU, where torch is slow with a single
 query: there queries are joined too, and a single one is doubled.
 
@@ -46,16 +46,16 @@ _NAME = "sdpa"
 # are a prompt. There float64 would cost as much as 8 bits save. Texts with and without drafts read
 # their prompts in the same way.
 _MOST_TOKENS = 64
-# Arguments that only stock's own code understands.
-_STOCK_ONLY = ("position_bias", "cache", "softcap")
+# Arguments that only transformers' own code understands.
+_ONLY_THEIRS = ("position_bias", "cache", "softcap")
 
 
 @contextmanager
 def grouped_attention() -> Iterator[None]:
     """Inside, in this thread, sdpa attention joins heads that share keys. Use it for one forward.
 
-    Nothing is changed if other code has replaced stock's attention, or while torch compiles.
-    Stock's attention is back in its place when no thread is inside any more.
+    Nothing is changed if other code has replaced transformers' attention, or while torch compiles.
+    Transformers' attention is back in its place when no thread is inside any more.
     """
     if torch.compiler.is_compiling():
         yield
@@ -70,7 +70,7 @@ def grouped_attention() -> Iterator[None]:
 
 
 def _ours(present: Any) -> Any:
-    """Our attention in place of stock's; attention that other code has registered is left alone."""
+    """Ours in place of transformers' attention; what other code has registered is left alone."""
     return _attend if present is sdpa_attention_forward else present
 
 
@@ -102,13 +102,13 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Replaces stock's sdpa attention; does the same outside of `grouped_attention`.
+    """Replaces transformers' sdpa attention; does the same outside of `grouped_attention`.
 
-    What torch compiles attends as stock does.
+    What torch compiles attends as transformers does.
     """
     masks = None if torch.compiler.is_compiling() else _this_thread.masks
     mask, number = attention_mask, 0
-    if masks and not any(others.get(name) is not None for name in _STOCK_ONLY):
+    if masks and not any(others.get(name) is not None for name in _ONLY_THEIRS):
         number = _num_heads_to_join(module, query, key, mask)
     if masks is None or not number:
         options = {"dropout": dropout, "scaling": scaling, **others}
@@ -123,9 +123,9 @@ def _num_heads_to_join(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
-    mask: torch.Tensor | None,  # (B, 1, Q, columns), or of a shape that only stock can handle
+    mask: torch.Tensor | None,  # (B, 1, Q, columns), or of a shape that only sdpa can handle
 ) -> int:
-    """How many heads to join into one; 0 if stock must compute this, or is as fast."""
+    """How many heads to join into one; 0 if transformers must compute this, or is as fast."""
     rows, num_heads, width, _ = query.shape
     num_sharing: int = getattr(module, "num_key_value_groups", 1)
     if num_heads != key.shape[1] * num_sharing:

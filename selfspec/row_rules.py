@@ -84,8 +84,8 @@ def for_rows(processors: LogitsProcessorList, num_rows: int) -> list[Any]:
 
 
 def _for_row(processor: Any, row: int) -> Any:
-    # Stock gives the repetition penalty a tensor with the padding of all rows. A number does the
-    # same for one row, also where several prefixes of that row are processed at once.
+    # transformers gives the repetition penalty a tensor with the padding of all rows. A number does
+    # the same for one row, also where several prefixes of that row are processed at once.
     padding = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(padding, torch.Tensor):
         return processor
@@ -133,7 +133,7 @@ def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
         elif type(criterion) is not MaxLengthCriteria:
             return None
     if length_limit(criteria) is None or (others and not eos_ids):
-        return None  # without an end token, stock lets a row that stopped go on writing
+        return None  # without an end token, transformers lets a row that stopped go on writing
     return Stops(eos_ids, tuple(others))
 
 

@@ -234,7 +234,7 @@ class ModelRunner:
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
-                lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
+                lent = nullcontext("a chain grows transformers' KV cache, which has no fixed slots")
             else:
                 lent = self._captured.borrow(look, attention, limits)
         with uncompiled(model), lent as captured:

@@ -57,6 +57,6 @@ def told_of_prompt(model: PreTrainedModel, tell: Callable[[], None]) -> Iterator
 
 
 def compiles_static_kv(model: PreTrainedModel) -> bool:
-    """Does stock compile the model's forward over a static KV cache?"""
+    """Does transformers compile the model's forward over a static KV cache?"""
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
     return bool(model._valid_auto_compile_criteria({KV: cache}, model.generation_config))

@@ -1,9 +1,9 @@
 """Reads a prompt, whole or in parts, into the KV cache on which drafts go on.
 
-Stock asks the model only for the logits of the last token, and so do we. A hook keeps the hidden
-states that enter the output head, so that the head can be run again over the last of them. The
-logits of the whole prompt are never held at once, and the first token is chosen from exactly the
-logits that stock would have.
+transformers asks the model only for the logits of the last token, and so do we. A hook keeps the
+hidden states that enter the output head, so that the head can be run again over the last of them.
+The logits of the whole prompt are never held at once, and the first token is chosen from exactly
+the logits that transformers would have.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Prefilled:
 class PromptReader:
     """The prompt of one call while it is read.
 
-    It goes through the model as with stock, whose own code splits what it splits. The parts of a
-    longer one go through it as with stock's `prefill_chunk_size`.
+    It goes through the model as with transformers, whose own code splits what it splits. The parts
+    of a longer one go through it as with transformers' `prefill_chunk_size`.
     """
 
     def __init__(

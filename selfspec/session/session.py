@@ -18,7 +18,7 @@ import torch
 from selfspec.ability.look import look_at
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, without_frames
-from selfspec.plain import write_plainly
+from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
@@ -197,7 +197,7 @@ class Session:
         self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)
         if prompt.route.support.mode == "plain":
-            write_plainly(prompt)
+            decode_with_transformers(prompt)
             self._reading = None
             self._end(prompt, None)
         else:

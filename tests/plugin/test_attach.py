@@ -30,7 +30,7 @@ from selfspec import (
     generate_many,
     load,
 )
-from selfspec.plugin.refusals import RULES, Outcome, Rule
+from selfspec.plugin.refusals import RULES, Consequence, Rule
 from tests.fakes import (
     VOCAB,
     FutureSource,
@@ -365,7 +365,7 @@ def test_pads_of_a_plain_call_are_no_tokens() -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_what_is_refused_is_asked_once(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setitem(RULES, Outcome.REFUSED, (Rule(asked.append),))
+    monkeypatch.setitem(RULES, Consequence.REFUSED, (Rule(asked.append),))
     spec = SelfSpec()
     model = attach(new_model(), None if named else spec)
     model.generate(**prompt(), max_new_tokens=2, **({"assistant": spec} if named else {}))

@@ -60,18 +60,18 @@ class _ThisThread(threading.local):
 class _Branching:
     """Stands for a function of transformers."""
 
-    def __init__(self, name: str, stock: Callable[..., Any]) -> None:
-        self.stock = stock
+    def __init__(self, name: str, replaced: Callable[..., Any]) -> None:
+        self.replaced_function = replaced
         self._rule = _RULES[ROLES[name]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         states = None if torch.compiler.is_compiling() else _this_thread.states
         if states is None:
-            return self.stock(*args, **kwargs)
+            return self.replaced_function(*args, **kwargs)
         named = (kwargs.get("initial_state"), kwargs.get("initial_states"))
         place = states.place_of(*args[:2], *named)
         if place is None:
-            return self.stock(*args, **kwargs)
+            return self.replaced_function(*args, **kwargs)
         with in_full(args[0].device.type):
             return self._rule(states, place, *args, **kwargs)
 

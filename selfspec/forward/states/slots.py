@@ -51,7 +51,7 @@ class States:
     """The states of all rows that have a place, in one tensor for each state of each layer.
 
     `branches` belongs to the last forward, until its paths are known. `layers` are what the model
-    sees, by their numbers: layers of ours, or stock layers that were taken over.
+    sees, by their numbers: layers of ours, or transformers' layers that were taken over.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class States:
             self._stores[place][first : first + len(state)] = state
 
     def take_over(self, layers: Sequence[Any]) -> None:
-        """Lets stock layers show the states of their rows, and write nothing to them."""
+        """Lets transformers' layers show the states of their rows, and write nothing to them."""
         num_rows = max(map(len, states_by_place(layers).values()), default=0)
         self.add(layers, 0, num_rows)
         for index in {index for index, *_ in self._stores}:
@@ -100,7 +100,7 @@ class States:
         self.show(slice(0, num_rows))
 
     def hand_back(self, layers: Sequence[Any]) -> None:
-        """Lets the stock layers that were taken over keep their states themselves again."""
+        """Lets transformers' layers that were taken over keep their states themselves again."""
         if self._places.stop:  # Otherwise an error came first, and the layers have their own.
             self.give_back(layers, self._places)
         for layer in self.layers.values():
@@ -181,7 +181,7 @@ class States:
             store[target] = store[source]
 
     def give_back(self, layers: Sequence[Any], rows: slice) -> None:
-        """Lets stock layers hold the states of some rows."""
+        """Lets transformers' layers hold the states of some rows."""
         for (index, name, number), state in self.shown_of(rows).items():
             with torch.inference_mode(False):
                 copy = state.clone(memory_format=torch.contiguous_format)
