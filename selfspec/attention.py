@@ -8,11 +8,11 @@ heads, in every layer and step. Here nothing is copied, and a query sees the sam
 attention computes it. The exception is half precision on a CPU, where torch is slow with a single
 query: there queries are joined too, and a single one is doubled.
 
-`EXACT_ATTENTION` names attention in float64, whose outcome does not depend on how many tokens a
+`EXACT_ATTENTION` names attention in float64, whose output does not depend on how many tokens a
 step has. Torch adds up keys and values in an order that depends on how many there are and
-where they stand. In float32 that changes the last bit of an outcome. Where inputs are rounded to 8
+where they stand. In float32 that changes the last bit of an output. Where inputs are rounded to 8
 bits, that bit can change a whole step of rounding, and layers make more of it. In float64 the order
-changes only bits that are lost when the outcome is rounded to float32.
+changes only bits that are lost when the output is rounded to float32.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Masks:
         self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
-        """The outcome of `_joined_mask`, made once."""
+        """The output of `_joined_mask`, made once."""
         place = id(mask), number
         if place not in self._known:  # Holding the mask keeps its id from being used again.
             self._known[place] = mask, _joined_mask(mask, number, width)
@@ -156,12 +156,12 @@ def _attend_in_double(
     bias = None if bias is None else _wide(bias)
     if bias is not None or (width > 1 if mask is None else mask.shape[1] > 1):
         states = (_wide(query), _wide(key), _wide(value))
-        outcome, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
-        return outcome.to(query.dtype), None
+        output, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
+        return output.to(query.dtype), None
     number = _num_joined(query, query.shape[1] // key.shape[1])
     if mask is not None:
         mask = _joined_mask(mask, number, width)
-    outcome = _joined_attention(
+    output = _joined_attention(
         (query, key, value),
         mask,
         number,
@@ -169,7 +169,7 @@ def _attend_in_double(
         dropout_p=options.get("dropout", 0.0),
         scale=options.get("scaling"),
     )
-    return outcome, None
+    return output, None
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int) -> int:
@@ -202,7 +202,7 @@ def _joined_attention(
     in_double: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """The outcome (B, Q, heads, D), with this many heads of queries as one, and their mask.
+    """The output (B, Q, heads, D), with this many heads of queries as one, and their mask.
 
     In float64, only some heads are widened at a time.
     """
@@ -218,10 +218,10 @@ def _joined_attention(
             _attend_joined(tuple(map(_wide, part)), mask, options)
             for part in zip(*heads, strict=True)
         ]
-        outcome = torch.cat(parts, 1).to(query.dtype)
+        output = torch.cat(parts, 1).to(query.dtype)
     else:
-        outcome = _attend_joined((queries, *keys), mask, options)
-    return outcome.reshape(rows, num_heads, width, -1).transpose(1, 2).contiguous()
+        output = _attend_joined((queries, *keys), mask, options)
+    return output.reshape(rows, num_heads, width, -1).transpose(1, 2).contiguous()
 
 
 def _attend_joined(
@@ -235,8 +235,8 @@ def _attend_joined(
     # Torch is slow with a single query in half precision on a CPU.
     if num_queries == 1 and queries.device.type == "cpu" and queries.dtype in _HALVES:
         queries = torch.cat([queries, queries], dim=2)
-    outcome = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **options)
-    return outcome[:, :, :num_queries]
+    output = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **options)
+    return output[:, :, :num_queries]
 
 
 def _wide(values: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from selfspec.ability.trials import (
     Wrong,
     depends_on_hidden,
     distance_of,
-    outcome_of,
+    output_of,
     tree_of,
     verdict,
 )
@@ -49,7 +49,7 @@ _STATES = {
     "convolution's window": ("conv_states",),
 }
 
-# The rows of the outcome of a chain.
+# The rows of the output of a chain.
 _OF_ROOT, _A, _D, _E = range(4)
 
 
@@ -77,10 +77,10 @@ def check_chain(
     input_ids = torch.tensor([prompt], device=device_of(model))
     arguments = arguments_at(model, cache, range(len(prompt) + 1))
     backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcomes = [outcome_of(backend, (), tree_of(root, [], [a, b, c]), layers)[:2]]
+    outputs = [output_of(backend, (), tree_of(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):
-        outcomes.append(outcome_of(backend, (), DraftTree.of_root(token), layers))
+        outputs.append(output_of(backend, (), DraftTree.of_root(token), layers))
         backend.commit([[0]])
 
     text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
@@ -109,10 +109,10 @@ def check_chain(
             answer = read_without_states(model, read, len(rows), kinds, layers)
             if distance_of(answer, right[rows]) > BEYOND_ROUNDING * rounding:
                 wrong_answers.append(Wrong(f"a model without its {name}", rows, answer))
-    outcome = torch.cat(outcomes)
+    output = torch.cat(outputs)
     # The wrong answer that is nearest says best what is wrong.
-    wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))
-    return verdict(model, outcome, right, wrong_answers, lambda: whole)
+    wrong_answers.sort(key=lambda wrong: wrong.distance(output))
+    return verdict(model, output, right, wrong_answers, lambda: whole)
 
 
 def states_reason(model: PreTrainedModel) -> str | None:
@@ -141,10 +141,10 @@ def _depends_on_later(
         cache = prefilled(model, ids[:start], layers) if start else new_cache(model, layers)
         return read_on(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
 
-    outcomes = [before(crowd) for crowd in crowds]
+    outputs = [before(crowd) for crowd in crowds]
     return any(
         depends_on_hidden(model, first, unseen, first[:1], partial(before, crowds[0]))
-        for first, unseen in pairwise(outcomes)
+        for first, unseen in pairwise(outputs)
     )
 
 

@@ -1,7 +1,7 @@
 """Trials of a model: a few tokens as a tree or a chain, compared with right and wrong answers.
 
 Each wrong answer is what one fault would give: a node sees its sibling, positions are taken from
-columns, or a kept slot holds another token. An outcome is right if it is far nearer to the right
+columns, or a kept slot holds another token. An output is right if it is far nearer to the right
 answer than to any wrong one. Knows backends and forwards; not what a verdict is used for.
 """
 
@@ -30,7 +30,7 @@ from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.forward.prompt import given_positions, next_positions, placing_reason
 from selfspec.records import DraftTree
 
-# An outcome is clearly right if its distance to the right answer is this share of the distance to
+# An output is clearly right if its distance to the right answer is this share of the distance to
 # each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
 # another plain forward of the same tokens is as far from the right answer, within this factor:
 # then rounding, or noise in the model, explains the distance.
@@ -39,7 +39,7 @@ _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
 # A wrong answer shows a fault if rounding, times this, does not reach from it to the right one.
 BEYOND_ROUNDING = 2
-# How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
+# How much of an output hidden tokens may change, as a share of what seeing them would change. A
 # mask that leaks changes more. The first share is for experts in half precision: they sort their
 # tokens, so that hidden ones affect their rounding. The second is for all other models, in which
 # rows that are quantised with one scale affect each other.
@@ -50,17 +50,17 @@ _AFTER = 7  # This many follow the prompt of a tree.
 
 
 class Wrong(NamedTuple):
-    """What a model with a fault would give in some rows of the outcome."""
+    """What a model with a fault would give in some rows of the output."""
 
     fault: str
     rows: list[int]
     answer: torch.Tensor  # (N, D)
 
-    def distance(self, outcome: torch.Tensor) -> float:
-        return distance_of(outcome[self.rows], self.answer)
+    def distance(self, output: torch.Tensor) -> float:
+        return distance_of(output[self.rows], self.answer)
 
 
-# The rows of the outcome of a tree. D is the root of a second tree, and then a plain step.
+# The rows of the output of a tree. D is the root of a second tree, and then a plain step.
 _ROOT, _B, _C, _D_OF_TREE, _D_ALONE = range(5)
 
 
@@ -109,8 +109,8 @@ def check_tree(
     rows = backend.add(cache, position, max_columns=end + 24 + widest)
 
     def first_step(*others: int) -> torch.Tensor:
-        outcome = outcome_of(backend, rows, tree_of(root, others, [b, c]), layers)
-        return outcome[[0, len(others) + 1, len(others) + 2]]
+        output = output_of(backend, rows, tree_of(root, others, [b, c]), layers)
+        return output[[0, len(others) + 1, len(others) + 2]]
 
     # No tree may cross a block of Llama 4.
     most = max(backend.max_width(8 + widest) - 3, 1)
@@ -122,11 +122,11 @@ def check_tree(
         if depends_on_hidden(model, first, unseen, seeing_sibling, partial(first_step, *others)):
             return "its tokens depend on tokens of the forward that masks hide"
     backend.commit([[0, 2, 3]])
-    second = outcome_of(backend, rows, tree_of(d, wrong[:3], []), layers)[:1]
-    alone = outcome_of(backend, rows, DraftTree.of_root(d), layers)
+    second = output_of(backend, rows, tree_of(d, wrong[:3], []), layers)[:1]
+    alone = output_of(backend, rows, DraftTree.of_root(d), layers)
     backend.release()
-    outcome = torch.cat([first, second, alone])
-    return verdict(model, outcome, right, wrong_answers, lambda: read_in_two(model, text, layers))
+    output = torch.cat([first, second, alone])
+    return verdict(model, output, right, wrong_answers, lambda: read_in_two(model, text, layers))
 
 
 def _answers_of_trees(
@@ -162,9 +162,9 @@ def _answers_of_trees(
 
 def depends_on_hidden(
     model: PreTrainedModel,
-    first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
+    first: torch.Tensor,  # (N, D): the output of the root and of nodes that must not see a token
     unseen: torch.Tensor,  # (N, D): the same with another hidden token
-    seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
+    seeing: torch.Tensor,  # (N - 1, D): the output of nodes that see the hidden token
     again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
 ) -> bool:
     """Whether another hidden token changes more than experts or noise in the model explain."""
@@ -175,21 +175,21 @@ def depends_on_hidden(
 
 def verdict(
     model: PreTrainedModel,
-    outcome: torch.Tensor,  # (N, D)
+    output: torch.Tensor,  # (N, D)
     right: torch.Tensor,  # (N, D)
     wrong_answers: Sequence[Wrong],
     right_again: Callable[[], torch.Tensor],
 ) -> str | None:
-    """Why the outcome is not right; None if it is. `right_again` computes it in another way."""
-    if outcome.isnan().any() and not right.isnan().any():  # No comparison below would see it.
-        return "its outcome is NaN, and that of plain forwards is not"
+    """Why the output is not right; None if it is. `right_again` computes it in another way."""
+    if output.isnan().any() and not right.isnan().any():  # No comparison below would see it.
+        return "its output is NaN, and that of plain forwards is not"
     rounding: float | None = None
     for wrong in wrong_answers:
-        to_right = distance_of(outcome[wrong.rows], right[wrong.rows])
-        to_wrong = wrong.distance(outcome)
+        to_right = distance_of(output[wrong.rows], right[wrong.rows])
+        to_wrong = wrong.distance(output)
         if to_right <= _CLEARLY_RIGHT * to_wrong:
             continue
-        if rounding is None:  # Two outcomes may happen to have the same bits.
+        if rounding is None:  # Two outputs may happen to have the same bits.
             rounding = max(distance_of(right_again(), right), torch.finfo(model.dtype).eps / 4)
         # A wrong answer that differs from the right one by rounding alone shows no fault.
         shows_fault = distance_of(wrong.answer, right[wrong.rows]) > BEYOND_ROUNDING * rounding
@@ -226,9 +226,9 @@ def tree_of(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     return tree
 
 
-def outcome_of(
+def output_of(
     backend: Backend, rows: Sequence[Any], tree: DraftTree, layers: TrialLayers
 ) -> torch.Tensor:
-    """The outcomes (Q, D) of the nodes of a tree."""
-    outcome = layers.outcome(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
-    return outcome.float()
+    """The outputs (Q, D) of the nodes of a tree."""
+    output = layers.output(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
+    return output.float()

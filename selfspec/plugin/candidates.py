@@ -98,7 +98,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
+        """Learns from the scores (1, drafts + 1, V) of a step, whose tokens `input_ids` ends with."""
         is_first = self._drafter is None
         drafter = self._drafter = self._drafter or self._opened(input_ids, scores.shape[-1])
         learned = drafter.learned

@@ -66,7 +66,7 @@ async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of some work, which ends as soon as the client has gone. Its body was read."""
+    """The result of some work, which ends as soon as the client has gone. Its body was read."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

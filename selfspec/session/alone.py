@@ -78,7 +78,7 @@ def decode(prompt: Prompt, spec: Assistant) -> None:
                         while not engine.leave():
                             engine.step()
                 finally:
-                    engine.record_outcome(prompt)
+                    engine.record_how_it_ran(prompt)
     except BaseException:
         spec.count(prompt)
         raise

@@ -42,7 +42,7 @@ class Session:
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
 
-    An error is the outcome of the prompt that it belongs to.
+    An error is the result of the prompt that it belongs to.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class Session:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
         Returns the prompts whose texts are complete. One that can't share forwards has its turn
-        when it is the first and no row runs. An error is the outcome of the prompt that it belongs
+        when it is the first and no row runs. An error is the result of the prompt that it belongs
         to, or of all rows, if it may have left any of them in pieces. What prevents that the model
-        is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
+        is made ready is the result of the next prompt; for the one after it, that is tried anew.
 
         What is no `Exception`, such as an interrupt, is raised, and the prompts that it ended are
         dropped. Texts that were complete by then are returned by the next step.
@@ -261,7 +261,7 @@ class Session:
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
         if self._engine is not None:
-            self._engine.record_outcome(prompt)
+            self._engine.record_how_it_ran(prompt)
         prompt.result.error = error
         self._ended.append(prompt)
 
