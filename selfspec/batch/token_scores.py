@@ -38,7 +38,7 @@ class TokenScores:
     new token, however the call is decoded. Of a prompt, its reader tells.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(
         self,

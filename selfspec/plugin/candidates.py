@@ -98,7 +98,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Learns from the scores (1, drafts + 1, V) of a step, whose tokens `input_ids` ends with."""
+        """Learns from the scores (1, drafts + 1, V) of a step, which `input_ids` ends with."""
         is_first = self._drafter is None
         drafter = self._drafter = self._drafter or self._opened(input_ids, scores.shape[-1])
         learned = drafter.learned
@@ -133,7 +133,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
         model.generate(**inputs, logits_processor=[LutRecorder(spec)])
     """
 
-    looks_at_rows = True  # With our own loop, rows may then advance by different numbers of tokens.
+    is_row_wise = True  # With our own loop, rows may then advance by different numbers of tokens.
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec

@@ -25,7 +25,7 @@ from selfspec.config import ROUNDED
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
 from selfspec.prompt import Call, Route, SeenCall
-from selfspec.row_rules import looks_at_rows, row_stops
+from selfspec.row_rules import are_row_wise, row_stops
 
 
 class Consequence(Enum):
@@ -268,7 +268,7 @@ RULES: dict[Consequence, tuple[Rule, ...]] = {
         ),
         Rule(lambda call: call.gives_cache_back, "its KV cache is given back"),
         Rule(
-            lambda call: not looks_at_rows(call.logits_processor),
+            lambda call: not are_row_wise(call.logits_processor),
             "a logits processor may look at other rows",
         ),
     ),

@@ -67,7 +67,7 @@ class ReplyDecoder:
     stop strings is also the stopping criterion of its text.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))
