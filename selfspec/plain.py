@@ -11,7 +11,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from selfspec.compat.generation import decode_plainly
-from selfspec.machine.device import own_seed
+from selfspec.machine.device import seeded
 from selfspec.prompt import Prompt
 
 
@@ -52,8 +52,8 @@ def decode_with_transformers(prompt: Prompt) -> None:
     stats.mode, stats.forward = "plain", "eager"
     start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
     is_streamed = prompt.streamer is not None or prompt.fails_alone
-    seeded = prompt.seed is not None
-    with own_seed(prompt.seed, [prompt.input_ids.device]) if seeded else nullcontext():
+    has_seed = prompt.seed is not None
+    with seeded(prompt.seed, [prompt.input_ids.device]) if has_seed else nullcontext():
         prompt.result.output = decode_plainly(
             prompt.model,
             prompt.input_ids,

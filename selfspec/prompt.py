@@ -35,8 +35,8 @@ from selfspec.forward.prompt import (
     OnLogits,
     Prefilled,
     PromptReader,
-    given_positions,
     placing_reason,
+    plain_positions,
 )
 from selfspec.row import Row, Streamer, stream_to
 from selfspec.row_rules import choosers_of, end_ids
@@ -117,7 +117,7 @@ class SeenCall(Call):
         if support.mode != "tree":
             return support
         arguments = update_arguments(self.model, dict(self.model_kwargs))
-        positions = given_positions(self.model, self.input_ids, arguments)
+        positions = plain_positions(self.model, self.input_ids, arguments)
         if reason := placing_reason(positions, arguments):
             return DraftSupport.of_chains(reason)._replace(
                 read_at_once_reason=support.read_at_once_reason
@@ -221,7 +221,7 @@ class Prompt(Call):
             pad = ends[0] if ends else 0  # As transformers chooses it.
         # Transformers' own test for filling up rows that stopped.
         gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
-        has_encoder, own_sources = self.model.config.is_encoder_decoder, self._sources()
+        has_encoder, row_sources = self.model.config.is_encoder_decoder, self._sources()
         encoder_texts = self._encoder_texts() if has_encoder else [[]] * len(self.input_ids)
         rows = self.result.rows
         for number, ids in enumerate(prefilled.texts):
@@ -237,7 +237,7 @@ class Prompt(Call):
                 index=self.index + number,
                 prompt=self.input_ids[number : number + 1],
                 prompt_ids=ids,
-                drafter=new_drafter(start, sources=(*sources, *own_sources[number])),
+                drafter=new_drafter(start, sources=(*sources, *row_sources[number])),
                 chooser=choosers[number],
                 max_length=self.max_length,
                 max_nodes=self.max_nodes,

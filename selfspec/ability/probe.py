@@ -22,15 +22,15 @@ from selfspec.ability.look import look_at
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_tree
 from selfspec.attention import EXACT_ATTENTION
+from selfspec.compat.authors import layer_that_mixes_tokens
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
-from selfspec.compat.origins import layer_that_mixes_tokens
 from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
-from selfspec.machine.device import own_seed
+from selfspec.machine.device import seeded
 
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10
@@ -194,7 +194,7 @@ def _draws_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
     devices = {device_of(model), *(parameter.device for parameter in model.parameters())}
     tokens, outputs = torch.tensor([ids], device=device_of(model)), []
     for seed in range(2):
-        with torch.no_grad(), own_seed(seed, sorted(devices, key=str)):
+        with torch.no_grad(), seeded(seed, sorted(devices, key=str)):
             outputs.append(model(input_ids=tokens, use_cache=False).logits.float())
     first, second = outputs
     if (first - second).std() <= _SAME * first.std():

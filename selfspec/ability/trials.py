@@ -27,7 +27,7 @@ from selfspec.ability.trial_layers import TrialLayers
 from selfspec.forward.backends import Backend
 from selfspec.forward.inputs import can_hold_trees
 from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.forward.prompt import given_positions, next_positions, placing_reason
+from selfspec.forward.prompt import next_positions, placing_reason, plain_positions
 from selfspec.records import DraftTree
 
 # An output is clearly right if its distance to the right answer is this share of the distance to
@@ -95,7 +95,7 @@ def check_tree(
     right, wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
     arguments = arguments_at(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
-    positions = given_positions(model, prompt_ids, arguments)
+    positions = plain_positions(model, prompt_ids, arguments)
     if reason := placing_reason(positions, arguments):
         return reason
     # Plain steps are right, also where forwards over several tokens are not, and where the model

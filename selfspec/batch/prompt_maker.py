@@ -76,7 +76,7 @@ class PromptMaker:
         scores = TokenScores(self.tokenizer, *numbers)
         if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
             ready["max_new_tokens"] = 1
-        is_streamed = (on_tokens is not None or scores.is_asked) and not writes_nothing
+        is_streamed = (on_tokens is not None or scores.is_wanted) and not writes_nothing
         streamer = TokenStreamer(on_tokens, scores) if is_streamed else None
         fields = {"index": index, "scope": scope, "scores": scores, "fails_alone": True}
         on_logits = None if scores.prompt is None else scores.on_logits
@@ -90,7 +90,7 @@ class PromptMaker:
                 f"a model in a wrapper of PEFT must be drafted for among many prompts (got: "
                 f"{prompt.route.support.reason}); call generate() for each prompt"
             )
-        if scores.is_asked:
+        if scores.is_wanted:
             prompt.logits_processor.insert(0, scores)
         if scores.prompt is not None:
             _check_scored(prompt)

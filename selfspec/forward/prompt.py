@@ -38,7 +38,7 @@ _PART_OF_LOGITS = 128
 OnLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
 
 
-def given_positions(
+def plain_positions(
     model: PreTrainedModel,
     input_ids: torch.Tensor,  # (B, P)
     arguments: dict[str, Any],  # those of the step that reads the token after these
@@ -68,7 +68,7 @@ def next_positions(
     model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
 ) -> torch.Tensor:
     """(..., B, 1): the position ids of the rows' next tokens; columns, where none are given."""
-    positions = given_positions(model, input_ids, arguments)
+    positions = plain_positions(model, input_ids, arguments)
     if positions is None:
         positions = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
     # Of several, the last one: Phi-3 reads all again where its rotary factors change.

@@ -146,7 +146,7 @@ class DraftModelCursor(Cursor):
         self._num_left = num_left
         self._draws = draws
         self._worth = SourceWorth(FULL_GAIN) if worth is None else worth
-        self._is_asked, self._num_forwards = True, 0  # In this step.
+        self._may_run, self._num_forwards = True, 0  # In this step.
         self._part, self._per_token = _FIRST_PART, 0.0  # Tokens of the next; seconds in the last.
         self._unread = list(prompt_ids)  # Committed tokens.
         self._chain: list[int] = []
@@ -155,7 +155,7 @@ class DraftModelCursor(Cursor):
 
     def prepare(self) -> None:
         """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
-        self._is_asked = self._worth.should_ask(self._budget)
+        self._may_run = self._worth.should_ask(self._budget)
         while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
             num_tokens = min(self._part, len(self._unread))
             price = self._budget.break_even_tokens(self._per_token * len(self._unread))
@@ -213,7 +213,7 @@ class DraftModelCursor(Cursor):
         return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
-        is_worth_it = self._is_asked and self._worth.pays(chance, self._budget)
+        is_worth_it = self._may_run and self._worth.pays(chance, self._budget)
         return num_tokens <= self._text.num_left and is_worth_it
 
     @contextmanager

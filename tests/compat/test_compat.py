@@ -37,7 +37,7 @@ from selfspec.compat import (
     templates,
     versions,
 )
-from selfspec.compat.origins import is_of_library
+from selfspec.compat.authors import is_of_library
 from selfspec.draft.sources.grammar import TokenBytes
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
