@@ -210,7 +210,8 @@ def _answers(method: Method, workload: Workload) -> tuple[float, list[list[int]]
             "seed": 0,
         }
         ids = prompt.to(workload.model.device)
-        result = timed(workload.model, partial(method.answer, workload.model, ids, **limits))
+        answer = partial(method.answer, workload.model, ids, **limits)
+        result = timed(workload.model, lambda _, answer=answer: answer())
         texts.append(result.output[0, ids.shape[1] :].tolist())
         seconds.append(result.seconds)
     counted = slice(1 if len(texts) > 1 else 0, None)
