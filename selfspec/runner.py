@@ -18,10 +18,10 @@ from selfspec.ability.inputs import missing_inputs_reason, of_plain_steps
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
+from selfspec.compat.states import state_functions
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner

@@ -29,9 +29,14 @@ from selfspec.ability.trials import (
     tree_of,
     verdict,
 )
-from selfspec.compat.branching import calls_state_functions, state_functions
 from selfspec.compat.modules import is_compiled
-from selfspec.compat.states import bounds_time_steps, no_way_back, states_by_place
+from selfspec.compat.states import (
+    bounds_time_steps,
+    calls_state_functions,
+    no_way_back,
+    state_functions,
+    states_by_place,
+)
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
 from selfspec.forward.prompt import Prefilled

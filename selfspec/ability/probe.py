@@ -23,9 +23,9 @@ from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_tree
 from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.authors import layer_that_mixes_tokens
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.states import state_functions
 from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from selfspec.compat.branching import ROLES
-from selfspec.compat.states import StatePlace
+from selfspec.compat.states import ROLES, StatePlace
 from selfspec.compat.swapped import swapped
 from selfspec.forward.states.rules import (
     Ancestry,
