@@ -43,7 +43,7 @@ def build(
         warmup_tokens: About how many tokens the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
-    from selfspec.building.texts import find_files
+    from selfspec.building import find_files
     from selfspec.cache import check_target, save_cache
 
     loading = replace(options, model=model)
@@ -53,7 +53,7 @@ def build(
     check_target(output, overwrite=overwrite, option="--overwrite")
     find_files(data)  # Refuses a wrong path before anything is loaded.
     with working(f"Loading {loading.title}") as say:
-        from selfspec.building.build import build_cache
+        from selfspec.building import build_cache
         from selfspec.cli.loading import load_model, load_tokenizer
 
         contents = build_cache(

@@ -10,7 +10,7 @@ import torch
 
 from selfspec import SelfSpec
 from selfspec.building import build as build_module
-from selfspec.building.build import build_cache, teach
+from selfspec.building import build_cache, teach
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.learning import top_k_of

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from selfspec.building import find_files, read_ids
 from selfspec.building import texts as texts_module
-from selfspec.building.texts import find_files, read_ids
 from selfspec.errors import BuildError
 
 ASK = {"role": "user", "content": "say a"}
