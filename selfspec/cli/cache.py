@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from cyclopts import App
-from cyclopts.types import NonNegativeInt
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
+from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions, NotNegative
 from selfspec.errors import CliError
 
 cache = App(
@@ -30,7 +29,7 @@ def build(
     /,
     *,
     data: str,
-    warmup_tokens: NonNegativeInt = 1_000_000,
+    warmup_tokens: NotNegative = 1_000_000,
     overwrite: Flag = False,
     options: ModelOptions = ModelOptions(),
 ) -> None:
