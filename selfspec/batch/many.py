@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from selfspec.batch.answers import Answer
+from selfspec.batch.prompt_maker import PromptMaker
 from selfspec.batch.prompts import PromptLike, inputs_of
-from selfspec.batch.requests import Requests
 from selfspec.errors import AttachError, ConfigError, UnsupportedError, no_tokenizer, shown
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
@@ -93,7 +93,7 @@ def generate_many(
     spec = SelfSpec() if assistant is None else assistant
     runner = spec.runner(model)
     session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
-    requests = Requests(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
+    maker = PromptMaker(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
     common = {**generate_kwargs, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     pairs: Iterator[tuple[PromptLike, Any]]
     if isinstance(schema, (list, tuple)):
@@ -106,12 +106,12 @@ def generate_many(
         pairs = zip(prompts, schema, strict=True)
     else:
         pairs, common["schema"] = ((prompt, schema) for prompt in prompts), schema
-    return answers(session, requests, tokenizer, pairs, seed, common)
+    return answers(session, maker, tokenizer, pairs, seed, common)
 
 
 def answers(
     session: Session,
-    requests: Requests,
+    maker: PromptMaker,
     processor: Any,
     pairs: Iterator[tuple[PromptLike, Any]],
     seed: int | None,
@@ -131,13 +131,13 @@ def answers(
             row_seed = None if seed is None else seed + index
             try:
                 ids = inputs_of(inputs, processor)
-                session.add(requests.prompt(index, ids, row_seed, {**common, "schema": schema}))
+                session.add(maker.prompt(index, ids, row_seed, {**common, "schema": schema}))
             except Exception as error:
                 if not is_tried:  # Raises what is wrong for any prompt.
-                    session.memory.check(requests.prompt(0, [0], 0, common))
+                    session.memory.check(maker.prompt(0, [0], 0, common))
                 yield Answer.refused(index, error)
             is_tried = True
-        yield from (Answer.to(prompt, requests.tokenizer) for prompt in session.work())
+        yield from (Answer.to(prompt, maker.tokenizer) for prompt in session.work())
     if errors:
         raise errors[0]
 

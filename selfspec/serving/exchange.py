@@ -13,16 +13,16 @@ import torch
 from selfspec.batch import Answer
 from selfspec.batch.call_forms import form_of
 from selfspec.batch.call_reader import CallReader
-from selfspec.batch.requests import PromptInputs
+from selfspec.batch.prompt_maker import PromptInputs
 from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
+from selfspec.serving.translator import PromptTranslator
 
 # Gets the next tokens of a text; returns pieces to be sent now, if there are any.
 Heard = Callable[[Sequence[int]], list[Piece] | None]
@@ -59,7 +59,7 @@ class StopFinder:
         return text
 
 
-class Reply:
+class ReplyDecoder:
     """What is sent of one text while its tokens come: whole characters, and calls of tools.
 
     Nothing of a stop string is sent. Stop strings are looked for in the text outside of calls. Of
@@ -194,17 +194,21 @@ class Reply:
 
 
 def choices_of(
-    settings: Settings, prompts: Sequence[Any], encoder: Encoder, prepare: Prepare, seed: int
-) -> list[tuple[Prompt, Reply]]:
+    settings: Settings,
+    prompts: Sequence[Any],
+    translator: PromptTranslator,
+    prepare: Prepare,
+    seed: int,
+) -> list[tuple[Prompt, ReplyDecoder]]:
     """Each choice: its prompt, and what will be sent. Raises what is wrong with the first one."""
-    choices: list[tuple[Prompt, Reply]] = []
+    choices: list[tuple[Prompt, ReplyDecoder]] = []
     scope, num_samples, streams = object(), 1, False
     if isinstance(settings, TextRequest):
         num_samples, streams = settings.n, settings.stream
     for inputs in prompts:
-        ids, arguments = encoder.arguments_for(inputs, settings)
+        ids, arguments = translator.arguments_for(inputs, settings)
         for number in range(num_samples):
-            reply = Reply(len(choices), encoder.tokenizer, settings)
+            reply = ReplyDecoder(len(choices), translator.tokenizer, settings)
             # A prompt that is only scored has no text that could stop.
             stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
@@ -232,7 +236,7 @@ class Exchange:
         self._model = model
         self._indices, self._queue = model.enter(request.n * len(request.prompts))
         self._prompts: list[Prompt] = []
-        self._replies: list[Reply] = []
+        self._replies: list[ReplyDecoder] = []
         self._answers: dict[int, Answer] = {}  # Those that are complete, by choice.
 
     def close(self) -> None:
@@ -272,7 +276,7 @@ class Exchange:
     async def whole(self) -> list[Piece]:
         return [piece async for piece in self.pieces()]
 
-    def prepare(self, request: TextRequest, encoder: Encoder) -> None:
+    def prepare(self, request: TextRequest, translator: PromptTranslator) -> None:
         """Makes the calls of a request; refuses what can't be answered. Any thread may ask."""
         seed = secrets.randbits(62) if request.seed is None else request.seed
         indices = iter(self._indices)
@@ -284,7 +288,7 @@ class Exchange:
             return self._model.prompt(next(indices), inputs, *others)
 
         try:
-            choices = choices_of(request, request.prompts, encoder, prepare, seed)
+            choices = choices_of(request, request.prompts, translator, prepare, seed)
             self._prompts, self._replies = [list(part) for part in zip(*choices, strict=True)]
         except SelfSpecError as error:
             raise self._told(error) from error

@@ -175,7 +175,7 @@ def test_a_fault_of_the_server_is_counted(served: Served, monkeypatch: pytest.Mo
     def broken(*_given: Any) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(type(served.encoder), "arguments_for", broken)
+    monkeypatch.setattr(type(served.translator), "arguments_for", broken)
     with pytest.raises(RuntimeError, match="on purpose"):
         served.post(COMPLETION, {"prompt": "def"})
     lines = served.client.get("/metrics").text.splitlines()

@@ -34,7 +34,7 @@ def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class PromptTranslator:
     """Turns prompts and settings into tokens and arguments, within what the model allows.
 
     What the settings leave out is as in `default`, whose length the user names `length_option`.

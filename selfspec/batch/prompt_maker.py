@@ -1,4 +1,4 @@
-"""`Requests`: from a prompt's ids and the arguments of `generate()` to a `Prompt` for a session."""
+"""`PromptMaker`: from ids and the arguments of `generate()` to a `Prompt` for a session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_ONE_CALL = (
 )
 
 
-class Requests:
+class PromptMaker:
     """Makes of each prompt the call that `generate()` would make of it.
 
     A prompt has rules and random numbers of its own. Once a first prompt was made, any thread may
