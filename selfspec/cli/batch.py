@@ -88,7 +88,7 @@ def _results(
         keeps_kv=True,
     )
     maker = PromptMaker(writer.model, writer.tokenizer, spec)
-    translator = writer.prompt_translator()
+    translator = writer.translator()
     return results(lines, session, maker, translator, model_name=writer.name, seed=writer.seed)
 
 

@@ -17,9 +17,10 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
 
-from selfspec.cli.loading import Loaded, images_of
-from selfspec.cli.options import DraftOptions
+from selfspec.cli.loading import images_of
+from selfspec.cli.options import WriteOptions
 from selfspec.cli.prompt_files import read_line
+from selfspec.cli.writer import load_writer
 from selfspec.serving import images as images_module
 from selfspec.serving import limits
 from selfspec.serving.fields import RequestError
@@ -224,8 +225,8 @@ def test_the_command_line_loads_what_reads_images(pair: tuple[Any, Any], tmp_pat
     model, processor = pair
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    loaded = Loaded.load(DraftOptions(model=str(tmp_path)), sees=True)
+    loaded = load_writer(WriteOptions(model=str(tmp_path)), sees=True)
     assert type(loaded.model) is type(model)
     assert loaded.images.processor.image_processor is not None
-    limited = DraftOptions(model=str(tmp_path), max_memory="1GB")
+    limited = WriteOptions(model=str(tmp_path), max_memory="1GB")
     assert "--max-memory" in images_of(limited).reason
