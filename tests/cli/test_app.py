@@ -64,6 +64,7 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["generate", "{model}", "--max-nodes", "8.5"], 'Invalid value "8.5" for "--max-nodes"'),
         (["batch", "{model}", "a", "b", "--max-rows", "2.0"], "--max-rows"),
         (["generate", "{model}", "--temperature", "-1"], "--temperature"),
+        (["generate", "{model}", "--temperature", "inf"], 'Invalid value "inf" for --temperature'),
         (["generate", "{model}", "--max-memry", "1GB"], "--max-memory?"),
         (["generate", "{model}", "--max-memory", "lots"], "--max-memory"),
         (["generate", "{model}", "--draft-model", "./no"], "--draft-model"),
