@@ -31,8 +31,11 @@ Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_
 
 
 def _whole(_type: Any, tokens: Any) -> int:
-    # cyclopts would take 1.5 as 2.
-    return int(tokens[0].value)
+    value = tokens[0].value
+    try:
+        return int(value)
+    except ValueError:  # cyclopts would take 1.5 as 2.
+        raise ValueError(f"it must be a whole number (got {value!r})") from None
 
 
 def whole_number(least: int, *, below: int | None = None) -> Parameter:
