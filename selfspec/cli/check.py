@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cyclopts.types import NonNegativeFloat
 from rich.console import Console
 from rich.text import Text
 
@@ -27,7 +26,14 @@ from selfspec.cli.comparison import (
 )
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import paint, working
-from selfspec.cli.options import Model, ModelOptions, Positive, RunOptions, WriteOptions
+from selfspec.cli.options import (
+    Model,
+    ModelOptions,
+    Positive,
+    RunOptions,
+    Temperature,
+    WriteOptions,
+)
 from selfspec.cli.report import has_times, print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
@@ -63,7 +69,7 @@ def check(
     /,
     *,
     prompts: Path | None = None,
-    temperature: NonNegativeFloat = 0.0,
+    temperature: Temperature = 0.0,
     seconds: Positive = 60,
     options: RunOptions = RunOptions(),
 ) -> int:

@@ -5,6 +5,7 @@ A field's text in `--help` is the string below it; what a knob does is written i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from cyclopts.types import NonNegativeFloat
 from cyclopts.validators import Number
 from docstring_parser import parse
 
@@ -31,8 +31,11 @@ Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_
 
 
 def _whole(_type: Any, tokens: Any) -> int:
-    # cyclopts would take 1.5 as 2.
-    return int(tokens[0].value)
+    value = tokens[0].value
+    try:
+        return int(value)
+    except ValueError:  # cyclopts would take 1.5 as 2.
+        raise ValueError(f"it must be a whole number (got {value!r})") from None
 
 
 def whole_number(least: int, *, below: int | None = None) -> Parameter:
@@ -41,6 +44,7 @@ def whole_number(least: int, *, below: int | None = None) -> Parameter:
 
 Positive = Annotated[int, whole_number(1)]
 NotNegative = Annotated[int, whole_number(0)]
+Temperature = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
 _Place = Annotated[str, Parameter(group=_MODEL, show_default=False)]
 _Kept = Annotated[str | None, Parameter(group=_MODEL)]
 _Seed = Annotated[int, whole_number(0, below=2**63)]
@@ -102,7 +106,7 @@ class DraftOptions(RunOptions):
 class WriteOptions(DraftOptions):
     """The same with what decides which text is written."""
 
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     """0: the likeliest token. Default: the model's own."""
     seed: _Seed | None = None
     """Same seed, same text. Default: a new one each time."""

@@ -237,4 +237,6 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_assistant(assistant: Any) -> None:
     if not isinstance(assistant, SelfSpec):
-        raise AttachError(f"assistant must be a SelfSpec (got {shown(assistant)})")
+        raise AttachError(
+            f"assistant must be a SelfSpec (got {shown(assistant)}); make one with SelfSpec()"
+        )

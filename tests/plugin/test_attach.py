@@ -212,7 +212,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: SelfSpec(m), "(got a LlamaForCausalLM); knobs go by name"),
         (lambda m: attach("gpt2"), "(got 'gpt2'); load a model"),
         (lambda m: attach(SelfSpec(), m), "(got a SelfSpec); load a model"),
-        (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
+        (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM); make one"),
         (lambda m: m.generate(**prompt(), assistant_model=SelfSpec()), "call selfspec.attach("),
         (lambda m: load(m), "(got a LlamaForCausalLM); a model that is loaded needs no load()"),
         (lambda m: load("x", torch_dtype="auto"), "takes no torch_dtype= (got 'auto'); use dtype="),
