@@ -9,6 +9,7 @@ import pytest
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, CostCurve, MeasuredBudget
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.draft.tree import TreeGrower
 from selfspec.neural import small_model
@@ -47,7 +48,7 @@ class Price(Budget):
 def grown(
     cursor: DraftModelCursor, token: int, max_nodes: int, *others: ScriptedCursor
 ) -> DraftTree:
-    grower = TreeGrower([*others, cursor], SpecConfig(), Calibration().probability)
+    grower = TreeGrower([*others, cursor], SpecConfig(), Ranking(Calibration().probability))
     tree = grower.grow(token, max_nodes, 9)
     check_tree(tree)
     return tree

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.cost import StepTime
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers.edgellm import Fallback, Pacer, confidence
@@ -24,10 +25,10 @@ BEHIND = {n: [(n + i, chance) for i, chance in enumerate(CHANCES, 1)] for n in r
 
 def grown(shape: Shape, max_nodes: int, budget: Fallback | None = None) -> DraftTree:
     """Behind token n come n + 1, n + 2 and n + 3."""
-    grower = TreeGrower([ScriptedCursor(BEHIND)], SpecConfig(), probability_of, shape=shape)
+    grower = TreeGrower([ScriptedCursor(BEHIND)], SpecConfig(), Ranking(probability_of), shape.grow)
     pays = None if budget is None else budget.step(max_nodes).search()
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
-        return grower.grow(0, max_nodes, None, pays)
+        return grower.grow(0, max_nodes, pays=pays)
 
 
 def test_the_pacer_goes_on_with_the_branch_that_lacks_most_of_its_tokens():

@@ -7,6 +7,7 @@ import regex
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources.grammar import GrammarCursor
 from selfspec.draft.sources.source import Cursor
 from selfspec.draft.tree import TreeGrower
@@ -61,7 +62,9 @@ def grown(text: str, *others: Cursor, max_nodes: int = 32) -> tuple[str, DraftTr
     cursor = GrammarCursor(Pattern())
     cursor.observe(committed(text))
     calibration = Calibration()
-    tree = TreeGrower([*others, cursor], SpecConfig(), calibration.probability).grow(0, max_nodes)
+    tree = TreeGrower([*others, cursor], SpecConfig(), Ranking(calibration.probability)).grow(
+        0, max_nodes
+    )
     check_tree(tree)
     node, path = 0, ""
     while tree.children[node]:
@@ -116,7 +119,7 @@ def test_what_is_forbidden_gets_no_node():
 
 def test_the_grammar_is_where_the_text_is_after_any_tree():
     cursor = GrammarCursor(grammar := Pattern())
-    grower = TreeGrower([cursor], SpecConfig(), Calibration().probability)
+    grower = TreeGrower([cursor], SpecConfig(), Ranking(Calibration().probability))
     text = ""
     for piece in ('{"', 'name": "', "bob", '", "age": 12'):
         cursor.observe(committed(piece))
