@@ -214,7 +214,7 @@ def test_a_kept_shape_ends_where_the_next_node_does_not_pay():
     trees = grower(cursor, shape=DynamicTree(**EVEN, interval=5))
     trees.grow(0, 4)
     step = MeasuredBudget(CostCurve({1: 1.0, 4: 1.1})).step(4)
-    tree = trees.grow(0, 4, None, step.search())
+    tree = trees.grow(0, 4, pays=step.search())
     step.fit([tree])
     assert paths_of(tree) == [(1,), (1, 3), (2,)]
 
