@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.source import Cursor, RowStart, Source
+from selfspec.draft.sources.source import Cursor, RowStart, Source, shared_length
 from selfspec.records import Candidate, Evidence, StepRecord
 
 # At first, a forced token is as sure as a match of 24 tokens, and the last one of a forced text as
@@ -94,9 +94,7 @@ class GrammarCursor(Cursor):
         """Moves the grammar to the end of a path; False where it can't."""
         if self._is_lost:
             return False
-        same = 0
-        while same < min(len(path), len(self._path)) and path[same] == self._path[same]:
-            same += 1
+        same = shared_length(path, self._path)
         if same < len(self._path):
             self._grammar.rollback(len(self._path) - same)
             self._path = path[:same]
