@@ -64,7 +64,7 @@ class DraftCursor(Cursor):
 
     takes_time = True
     # What the model does not name after a path that it has read is unlikely.
-    evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
+    evidence_against: Evidence | None = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
 
     def __init__(self, text: DraftText, row: RowStart, top_k: int, worth: SourceWorth) -> None:
         self._text, self._top_k, self._worth = text, top_k, worth
