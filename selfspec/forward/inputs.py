@@ -51,9 +51,23 @@ _BRANCHING = (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-# They change nothing in a plain step of any family: which tokens of the prompt stand for an image,
-# and which parts of a sound are padding.
-_OF_THE_PROMPT = frozenset(("feature_attention_mask", "mm_token_type_ids"))
+# They change nothing in a plain step of any family, which gets no image and no sound: which tokens
+# of the prompt stand for an image, and the sizes and places of what is read with the prompt.
+_OF_THE_PROMPT = frozenset(
+    (
+        "feature_attention_mask",
+        "image_grid_hw",
+        "image_grid_thw",
+        "image_merge_sizes",
+        "image_position_ids",
+        "mm_token_type_ids",
+        "second_per_grid_ts",
+        "spatial_shapes",
+        "video_grid_thw",
+        "video_merge_sizes",
+        "video_position_ids",
+    )
+)
 _NO_TOKENS = "its KV has columns that are no tokens, such as images"
 _MEDIA = ("audio", "image", "media", "video", "vision")
 
