@@ -100,7 +100,7 @@ def _note(ours: Sequence[Result], stock: Sequence[Result]) -> str:
     if lengths[0] != lengths[1]:
         notes.append("The texts have {} tokens of selfspec's, {} of stock's.".format(*lengths))
     if reason := ours[-1].disabled_reason:
-        notes.append(f"selfspec did not draft as asked: {reason}.")
+        notes.append(f"selfspec did not draft in trees: {reason}.")
     return " ".join(notes)
 
 

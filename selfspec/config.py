@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
-from selfspec.errors import AttachError, ConfigError, unknown_name
+from selfspec.errors import AttachError, ConfigError, check_names
 from selfspec.machine.memory import amount_in_bytes
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
@@ -55,8 +55,6 @@ class SpecConfig:
             of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
             from there. None: in a server and for files of prompts, what running texts leave of
             their memory; nothing elsewhere.
-        strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
-            reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although code runs in the model that is no library's: hooks, wrapper
             modules, replaced functions or a model class of your own, or one that comes with the
             model's files. True is your word that it has no state, and that what it does to a token
@@ -75,7 +73,6 @@ class SpecConfig:
     learning: str = "session"
     forward: str = "auto"
     kept_kv: int | str | None = None
-    strict: bool = False
     trust_hooks: bool = False
 
     def __post_init__(self) -> None:
@@ -93,8 +90,7 @@ class SpecConfig:
             ("learning scope", self.learning, LEARNING_SCOPES),
             ("forward", self.forward, FORWARDS),
         ):
-            if value not in known:
-                raise ConfigError(unknown_name(what, str(value), known))
+            check_names(what, [value], known)
         if self.kept_kv == "0":
             object.__setattr__(self, "kept_kv", 0)
         if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
@@ -103,9 +99,8 @@ class SpecConfig:
                 raise ConfigError(
                     f"kept_kv must be at most 100% of the free memory (got {self.kept_kv!r})"
                 )
-        for name in ("strict", "trust_hooks"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
+        if not isinstance(self.trust_hooks, bool):
+            raise ConfigError(f"trust_hooks must be True or False (got {self.trust_hooks!r})")
 
     def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
         # transformers asks this first of `assistant_model=`, which many try with a `SelfSpec`.
@@ -119,18 +114,18 @@ class SpecConfig:
         return cls().changed(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
-        known = [field.name for field in fields(self)]
-        for name in knobs:
-            if name not in known:
-                raise ConfigError(unknown_name("knob", name, known))
+        if "strict" in knobs:  # It was one until 0.4.
+            raise ConfigError(
+                "strict is no knob any more (got strict={!r}); leave it out, and look at "
+                "spec.stats.disabled_reason after a call".format(knobs["strict"])
+            )
+        check_names("knob", knobs, [field.name for field in fields(self)])
         return replace(self, **knobs)
 
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):
             raise ConfigError(f"sources must be a list of names (got {self.sources!r})")
         object.__setattr__(self, "sources", tuple(self.sources))
-        for name in self.sources:
-            if name not in SOURCE_NAMES:
-                raise ConfigError(unknown_name("source", str(name), SOURCE_NAMES))
+        check_names("source", self.sources, SOURCE_NAMES)
         if len(set(self.sources)) != len(self.sources):
             raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")

@@ -24,6 +24,7 @@ from selfspec.forward.model import num_readable
 from selfspec.forward.prompt import Prefilled, read_prompt, start_anew
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, Seen, learn
+from selfspec.machine.busy import Laps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
 from selfspec.neural.self_draft import SelfDraft
 from selfspec.prompt import Prompt
@@ -31,7 +32,6 @@ from selfspec.records import StepRecord
 from selfspec.row import Row
 from selfspec.runner import ModelRunner
 from selfspec.sharing import Sharing
-from selfspec.stats import Laps
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 

@@ -6,7 +6,7 @@ Each is a built-in exception too. A message is name, rule, value got, and the fi
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,13 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     return f"unknown {what} {got!r}{did_you_mean(got, names)} (known: {', '.join(names)})"
+
+
+def check_names(what: str, names: Iterable[object], known: Collection[str]) -> None:
+    """Refuses the first name that is not one of `known`."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(unknown_name(what, str(name), known))
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

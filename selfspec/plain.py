@@ -11,7 +11,6 @@ import torch
 from transformers import StoppingCriteriaList
 
 from selfspec.compat.generation import decode_plainly
-from selfspec.errors import UnsupportedError
 from selfspec.machine.device import own_seed
 from selfspec.prompt import Prompt
 
@@ -51,9 +50,6 @@ def write_plainly(prompt: Prompt) -> None:
     stats = prompt.stats
     stats.disable(prompt.route.support.reason)
     stats.mode, stats.forward = "plain", "eager"
-    if prompt.config.strict:
-        reason = prompt.route.support.reason
-        raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
     start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
     is_streamed = prompt.streamer is not None or prompt.fails_alone
     seeded = prompt.seed is not None

@@ -74,7 +74,6 @@ class Call:
     scope: Hashable = None
     on_logits: OnLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
-    writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
 
     @property
     def config(self) -> SpecConfig:
@@ -159,8 +158,6 @@ class Prompt(Call):
     @property
     def new_ids(self) -> list[int]:
         """The new tokens of its only row, as far as they came."""
-        if self.writes_nothing:
-            return []
         return rows[0].new_ids if (rows := self.result.rows) else self.result.plain_ids
 
     @cached_property

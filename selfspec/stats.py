@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from selfspec.machine.busy import LEAST_SHARE
+from selfspec.machine.busy import LEAST_SHARE, Laps
 from selfspec.records import StepRecord, sources_of
 
 _ENOUGH = 4  # plain steps, for a mean of their times
@@ -21,39 +21,6 @@ _DERIVED = (
 
 # How the values of a field are merged: summed, or the later call's if it has one.
 _LATEST = {"merge": "latest"}
-
-
-class Laps:
-    """The seconds of a step by its stages, from the end of one stage to the end of the next."""
-
-    def __init__(
-        self, clock: Callable[[], float], processor_clock: Callable[[], float] | None = None
-    ) -> None:
-        """`processor_clock` counts the seconds in which this thread computes."""
-        self.seconds: dict[str, float] = {}
-        self._clock, self._processor_clock = clock, processor_clock
-        self._first = self._last = clock()
-        self._computed = 0.0 if processor_clock is None else processor_clock()
-
-    def end(self, stage: str) -> float:
-        """Adds the time since the last end to a stage; returns the time now."""
-        now = self._clock()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
-        return now
-
-    @property
-    def waited(self) -> float:
-        """The seconds so far in which others had the processor; 0 where nobody counts them."""
-        if self._processor_clock is None:
-            return 0.0
-        computed = self._processor_clock() - self._computed
-        return max(self._clock() - self._first - computed, 0.0)
-
-    @property
-    def total(self) -> float:
-        """The seconds of all stages but "prepare", which serves later steps too."""
-        return sum(self.seconds.values()) - self.seconds.get("prepare", 0.0)
 
 
 @dataclass(slots=True)
@@ -79,13 +46,13 @@ class GenerationStats:
         waiting_seconds: Time of steps on a CPU in which other programs had the processor.
         num_plain_steps: Those of the steps that verified no draft.
         plain_seconds: Time of these.
-        num_disabled_calls: Calls in which drafting was off, or not as asked.
-        disabled_reason: Why it was, in the last such call.
+        num_disabled_calls: Calls that were decoded plainly, or drafted for in chains.
+        disabled_reason: Why the last such call was.
         paused: Why the last call that drafted nothing for a good part of it did so.
         mode: What the last call verified: ``"tree"``, ``"chain"``, or ``"plain"`` for no drafts.
-        forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
-            ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
-        eager_reason: Why that is not as it was asked for.
+        forward: How the last call ran the model over drafts: ``"eager"``, as transformers does,
+            ``"packed"``, ``"graph"`` or ``"streamed"``.
+        eager_reason: Why that is not what `config.forward` says.
         packing_note: What packing the model's weights would bring on this machine; None if nothing
             is known to.
         heads_reason: Why the heads that the model's config names were not asked.
@@ -94,7 +61,6 @@ class GenerationStats:
         kept_reason: Why the last prompt that could not go on after another text's could not, where
             keys and values are kept.
         table_bytes: What the LUTs and the memory of texts take.
-        packed_bytes: What second copies of weights take.
         draft_model_bytes: What the model's rounded weights that draft for it take.
         captured_bytes: What captured forwards keep from call to call: KV slots and logits.
     """
@@ -177,7 +143,7 @@ class GenerationStats:
         return self.waiting_seconds > (1 - LEAST_SHARE) * self.step_seconds
 
     def disable(self, reason: str | None) -> None:
-        """Notes why the drafts of this call are off, or not as asked; None: they are as asked."""
+        """Notes why this call is decoded plainly, or drafted for in chains; None: it is not."""
         self.disabled_reason = reason
         self.num_disabled_calls = int(reason is not None)
 
@@ -243,9 +209,11 @@ class GenerationStats:
         if self.step_seconds:
             lines.append(self._verdict)
         if self.drafted_by_source:
-            drafted, accepted = sorted(self.drafted_by_source.items()), self.accepted_by_source
-            by_source = ", ".join(f"{name} {accepted[name]} of {n}" for name, n in drafted)
-            lines.append(f"accepted by source: {by_source}")
+            drafted, accepted = self.drafted_by_source, self.accepted_by_source
+            by_source = [f"{name} {accepted[name]} of {n}" for name, n in sorted(drafted.items())]
+            is_shared = drafted.total() > self.num_draft_tokens
+            note = " (a token may have several)" if is_shared else ""
+            lines.append(f"accepted by source{note}: {', '.join(by_source)}")
         if self.num_drafts:
             lines.append(self.acceptance)
         if notes := [note for note in self._notes if note]:
@@ -253,16 +221,15 @@ class GenerationStats:
         if self.seconds:
             stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in self.seconds.items())
             total = sum(self.seconds.values())
-            lines.append(f"{total:.3f} s in all, prompts among them: {stages}")
+            lines.append(f"{total:.3f} s with prompts: {stages}")
         return "\n  ".join(lines)
 
     @property
     def idle_reason(self) -> str | None:
         """Why a draft model was hardly ever asked; None if it was."""
-        asked, steps = self.num_draft_forwards, self.num_steps
-        return (
-            f"{asked} looks in {steps} steps, since more did not pay" if 2 * asked < steps else None
-        )
+        looks, steps = self.num_draft_forwards, self.num_steps
+        is_idle = 2 * looks < steps
+        return f"{looks} looks in {steps} steps, since more did not pay" if is_idle else None
 
     @property
     def _notes(self) -> Iterator[str | None]:
@@ -270,12 +237,12 @@ class GenerationStats:
         if self.disabled_reason:
             disabled, calls = self.num_disabled_calls, self.num_calls
             some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
-            drafted = "drafted in chains" if self.mode == "chain" else "not drafted as asked"
+            drafted = "drafted in chains" if self.mode == "chain" else "not drafted"
             yield f"{some}{drafted}: {self.disabled_reason}"
         yield self.paused
         yield self.heads_reason and f"its heads were not asked: {self.heads_reason}"
-        idle = self.draft_model_reason
-        yield idle and f"its draft model drafted little or nothing: {idle}"
+        little = "its draft model drafted little or nothing"
+        yield self.draft_model_reason and f"{little}: {self.draft_model_reason}"
         yield self.kept_reason and f"a prompt was read whole: {self.kept_reason}"
         if self.num_prompt_tokens_kept:
             yield f"{self.num_prompt_tokens_kept} tokens of prompts were not read again"
@@ -296,11 +263,8 @@ class GenerationStats:
             )
         if self.speed_up is None:
             return "whether this was faster is unknown: there were too few plain steps"
-        plain = self.speed_up * self.step_seconds
-        return (
-            f"{self.speed_up:.2f}x: {self.step_seconds:.2f} s for the steps, {plain:.2f} s if all "
-            "of them had been plain"
-        )
+        took, plain = self.step_seconds, self.speed_up * self.step_seconds
+        return f"{self.speed_up:.2f}x: {took:.2f} s for the steps, {plain:.2f} s had all been plain"
 
     @property
     def acceptance(self) -> str:

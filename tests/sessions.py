@@ -10,14 +10,14 @@ import torch
 
 from selfspec import SelfSpec
 from selfspec.batch.answers import Answer
-from selfspec.batch.requests import PromptInputs, Requests
+from selfspec.batch.prompt_maker import PromptInputs, PromptMaker
 from selfspec.prompt import Prompt
 from selfspec.session import Session
 from tests.fakes import WildSource
 
 
 class TextSession(Session):
-    """What `generate_many`, the server and batch files make of a `Session` and `Requests`."""
+    """What `generate_many`, the server and batch files make of a `Session` and `PromptMaker`."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class TextSession(Session):
         **options: Any,
     ) -> None:
         super().__init__(spec.runner(model), spec, **options)
-        self.requests = Requests(model, tokenizer, spec)
+        self.maker = PromptMaker(model, tokenizer, spec)
         self._on_token = on_token
 
     @property
@@ -44,7 +44,7 @@ class TextSession(Session):
         self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
     ) -> Prompt:
         on_tokens = None if self._on_token is None else partial(self._on_token, index)
-        prompt = self.requests.prompt(index, inputs, seed, arguments, None, on_tokens)
+        prompt = self.maker.prompt(index, inputs, seed, arguments, None, on_tokens)
         self.memory.check(prompt)
         return prompt
 
@@ -54,7 +54,7 @@ class TextSession(Session):
         self.add(self.call(index, inputs, seed, arguments))
 
     def step(self) -> list[Answer]:  # type: ignore[override]
-        return [Answer.to(prompt, self.requests.tokenizer) for prompt in super().step()]
+        return [Answer.to(prompt, self.maker.tokenizer) for prompt in super().step()]
 
     def work(self) -> list[Answer]:  # type: ignore[override]
         return super().work()  # type: ignore[return-value]

@@ -23,7 +23,7 @@ def refusal(**knobs) -> str:
     [
         (COUNTS, ">= 1", (0, -3)),
         (COUNTS, "a whole number", (1.0, "4", None, True)),
-        (("strict", "trust_hooks"), "True or False", (1, "yes", None)),
+        (("trust_hooks",), "True or False", (1, "yes", None)),
     ],
 )
 def test_numbers_and_switches_are_checked(names, rule, values):
@@ -62,6 +62,11 @@ def test_numbers_and_switches_are_checked(names, rule, values):
 )
 def test_refused_values(knobs, message):
     assert refusal(**knobs) == message
+
+
+def test_strict_says_what_took_its_place():
+    with pytest.raises(ConfigError, match=r"strict is no knob any more \(got .*disabled_reason"):
+        SpecConfig.of(strict=True)
 
 
 def test_of_answers_an_unknown_name_with_the_nearest():

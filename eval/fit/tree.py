@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     model, max_depth = load_asked(options), SpecConfig().max_depth
 
     def counted(which: str, **shape: Any) -> Accuracies:
-        knobs: Any = {"budget": "fixed", "max_nodes": MOST_NODES, "strict": True}
+        knobs: Any = {"budget": "fixed", "max_nodes": MOST_NODES}
         spec = SelfSpec(contents=contents, **knobs, **shape)
         accuracies = _counted(model, prompts, spec, options.max_new_tokens)
         rate = spec.total_stats.tokens_per_step

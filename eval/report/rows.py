@@ -18,7 +18,7 @@ answer   one method's answer to one question in one turn:
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
            table_bytes                         what its LUTs and its texts take
-           disabled_reason                     why it did not draft as asked, if it didn't
+           disabled_reason                     why it did not draft in trees, if it didn't
            forward                             how forwards were run at its end
            output_sha256                       of the new ids
            same                                identical, near-tie or different; null: not compared

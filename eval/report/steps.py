@@ -83,7 +83,7 @@ def stages_table(summary: Mapping[str, Any]) -> Table | None:
         times = (each["call_ms"].get(clock, 0.0) for each in counted.values())
         rows.append([f"{clock}, a call", *(f"{ms:.3f}" for ms in times)])
     reasons = {name: each["disabled_reason"] for name, each in counted.items()}
-    told = (f"{name} did not draft as asked: {why}." for name, why in reasons.items() if why)
+    told = (f"{name} did not draft in trees: {why}." for name, why in reasons.items() if why)
     return Table("A step by stage, ms", ["stage", *counted], rows, " ".join(told))
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.batch.answers import Answer
 from selfspec.batch.many import answers
-from selfspec.batch.requests import Requests
+from selfspec.batch.prompt_maker import PromptMaker
 from selfspec.compat.generation import BatchOutput, RequestStatus, generate_batch_of_class
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.spec import SelfSpec
@@ -39,9 +39,9 @@ def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dic
     prompts = [list(ids) for ids in call["inputs"] for _ in range(num_texts)]
     start, outputs = perf_counter(), dict[int, BatchOutput]()
     model.eval()  # As transformers' own call leaves it.
-    session, requests = Session(spec.runner(model), spec), Requests(model, None, spec)
+    session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
     options = {"generation_config": config, "max_new_tokens": limit}
-    texts = answers(session, requests, None, ((ids, None) for ids in prompts), None, options)
+    texts = answers(session, maker, None, ((ids, None) for ids in prompts), None, options)
     for answer in hf_logging.tqdm(texts, total=len(prompts), disable=not call["progress_bar"]):
         name = _name(answer.index, num_texts)
         outputs[answer.index] = _output(name, answer, prompts[answer.index], start)

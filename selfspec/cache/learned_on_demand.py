@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import REGISTRY, Source
-from selfspec.errors import CacheError, VocabularyError
+from selfspec.errors import CacheError, SelfSpecError, VocabularyError, one_line
 
 SAVE_SECONDS = 300.0
 # Seconds. `save_learned()` and the last save wait for another process, which takes less than one.
@@ -78,6 +78,19 @@ class LearnedOnDemand:
                     f"the model has {vocab_size}; use one SelfSpec per tokenizer, or forget()"
                 )
             return self._learned
+
+    def or_nothing(self, disable: Callable[[str], object], vocab_size: int) -> Learned:
+        """The same for a default assistant, whose caller knows nothing of selfspec.
+
+        If it belongs to another vocabulary, or its file is damaged, the call goes on without it,
+        and `disable` gets the reason.
+        """
+        try:
+            return self.of(vocab_size)
+        except SelfSpecError as error:
+            reason = one_line(error).partition(";")[0]
+            disable(f"its default assistant has failed ({reason})")
+            return Learned([], Calibration(), top_k=1)
 
     def forget(self) -> None:
         with self._lock:
@@ -184,13 +197,7 @@ class LearnedOnDemand:
         known = [REGISTRY[name] for name in self._config.sources if name in REGISTRY]
         sources = [make(vocab_size, top_k) for make in known]
         sources += [source.copy() for source in self._extra_sources]
-        learned = Learned(
-            sources,
-            self._calibration.copy(),
-            top_k,
-            shape=self._shape,
-            strict=self._config.strict,
-        )
+        learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
         if loaded is not None:
             restore(learned, loaded, vocab_size)
         if self.remembered is not None and (kept := self.remembered.read()) is not None:

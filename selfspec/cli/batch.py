@@ -73,7 +73,7 @@ def batch(
 def _results(
     writer: Writer, lines: Iterator[PromptLine], config: SpecConfig, max_rows: int
 ) -> Iterator[LineResult]:
-    from selfspec.batch.requests import Requests
+    from selfspec.batch.prompt_maker import PromptMaker
     from selfspec.session import Session, ShortestFirst
 
     memory = writer.memory_of_texts(max_rows)
@@ -87,9 +87,9 @@ def _results(
         scheduler=ShortestFirst(),  # The answers may come in any order.
         keeps_kv=True,
     )
-    requests = Requests(writer.model, writer.tokenizer, spec)
-    encoder = writer.prompt_encoder()
-    return results(lines, session, requests, encoder, model_name=writer.name, seed=writer.seed)
+    maker = PromptMaker(writer.model, writer.tokenizer, spec)
+    translator = writer.translator()
+    return results(lines, session, maker, translator, model_name=writer.name, seed=writer.seed)
 
 
 def _written(files: BatchFiles, progress: Progress, answered: Iterator[LineResult]) -> int:

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.prompt_files import PromptLine, numbered_lines, read_line
 from selfspec.errors import CliError, one_line
 from selfspec.machine.user_files import locked
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import Piece, joined, usage_of
 from selfspec.serving.responses import new_form
+from selfspec.serving.translator import PromptTranslator
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
-    from selfspec.batch.requests import Requests
-    from selfspec.serving.exchange import Reply
+    from selfspec.batch.prompt_maker import PromptMaker
+    from selfspec.prompt import Prompt
+    from selfspec.serving.reply_decoder import ReplyDecoder
     from selfspec.session import Session
 
-_START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
-_ANSWER_FIELDS = {"line", "input", "ids", "stats"}  # Every answer has them, and others.
-_ERROR_FIELDS = {"line", "custom_id", "response", "error"}
+_START = b'{"line": '  # Each line that we write begins so.
 
 
 class LineResult(NamedTuple):
@@ -140,11 +139,6 @@ class BatchFiles:
                 f"{str(self.prompts)!r}, {str(self.answers)!r} and {str(self.errors)!r}); name "
                 "another OUTPUT"
             )
-        if self.answers.exists() and self.answers.stat().st_nlink > 1:
-            raise CliError(
-                "OUTPUT must be a file with one name (got "
-                f"{str(self.answers)!r}, which has hard links); name another file, or a copy of it"
-            )
         if self.errors.exists() and not _holds_our_errors(self.errors):
             raise CliError(
                 "the file of errors of OUTPUT must be new, or from an earlier run (got "
@@ -158,18 +152,18 @@ class BatchFiles:
         if not self.answers.exists():
             return answered, num_bytes
         with self.answers.open("rb") as stream:
-            for place, data in enumerate(stream, start=1):
-                if _breaks_off(data):
-                    break
-                try:
-                    value = json.loads(data)
-                    number, checksum = value["line"], value["input"]
-                    if type(number) is not int or not isinstance(checksum, str):
-                        raise TypeError
-                    answered[number] = checksum
-                except (LookupError, RecursionError, TypeError, ValueError) as error:
-                    why = f"has a line {place} that is no answer to this INPUT"
-                    raise self._foreign(why) from error
+            for index, data in enumerate(stream, start=1):
+                answer = _object_in(data)
+                number: Any = answer.get("line")
+                checksum: Any = answer.get("input")
+                is_answer = type(number) is int and isinstance(checksum, str)
+                if not data.endswith(b"\n") and (
+                    is_answer or (not answer and _begins_as_ours(data))
+                ):
+                    break  # A stopped run was writing it.
+                if not is_answer:
+                    raise self._foreign(f"has a line {index} that is no answer to this INPUT")
+                answered[number] = checksum
                 num_bytes += len(data)
         return answered, num_bytes
 
@@ -183,8 +177,8 @@ class BatchFiles:
 def results(
     lines: Iterable[PromptLine],
     session: Session,
-    requests: Requests,
-    encoder: Encoder,
+    maker: PromptMaker,
+    translator: PromptTranslator,
     *,
     model_name: str,
     seed: int,
@@ -193,31 +187,29 @@ def results(
 
     If line `n` names no seed, it has `seed + n - 1`.
     """
-    from selfspec.batch.answers import Answer
+    from selfspec.batch.many import answered
     from selfspec.serving.exchange import choices_of  # They bring torch along.
 
-    waiting: dict[int, tuple[PromptLine, Reply]] = {}
-    left = iter(lines)
-    while True:
-        fresh = list(islice(left, session.num_wanted))
-        if not fresh and session.is_empty:
-            return
-        for line in fresh:
-            settings, prepare = line.settings, partial(requests.prompt, line.number)
-            line_seed = seed + line.number - 1 if settings.seed is None else settings.seed
-            try:
-                choices = choices_of(settings, [line.prompt], encoder, prepare, line_seed)
-                ((prompt, reply),) = choices
-                session.add(prompt)
-            except Exception as error:  # Whatever it is, the other lines go on.
-                yield LineResult.failed(line.number, error, line.name)
-                continue
-            waiting[line.number] = line, reply
-        for answer in map(Answer.to, session.work()):  # Replies have the texts.
-            line, reply = waiting.pop(answer.index)
-            if answer.error is not None:
-                yield LineResult.failed(line.number, answer.error, line.name)
-                continue
+    waiting: dict[int, PromptLine] = {}
+    replies: dict[int, ReplyDecoder] = {}
+
+    def prepare(line: PromptLine) -> Prompt:
+        settings, prepare = line.settings, partial(maker.prompt, line.number)
+        line_seed = seed + line.number - 1 if settings.seed is None else settings.seed
+        ((prompt, reply),) = choices_of(settings, [line.prompt], translator, prepare, line_seed)
+        replies[line.number] = reply
+        return prompt
+
+    def calls() -> Iterator[tuple[int, Callable[[], Prompt]]]:
+        for line in lines:
+            waiting[line.number] = line
+            yield line.number, partial(prepare, line)
+
+    for answer in answered(session, calls()):
+        line, reply = waiting.pop(answer.index), replies.pop(answer.index, None)
+        if answer.error is not None:
+            yield LineResult.failed(line.number, answer.error, line.name)
+        elif reply is not None:
             text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
@@ -248,26 +240,25 @@ def record(line: PromptLine, answer: Answer, pieces: Sequence[Piece], model_name
     return json.dumps({**about, **written, "ids": answer.ids, "stats": stats}, ensure_ascii=False)
 
 
-def _breaks_off(data: bytes) -> bool:
-    """Is this the beginning of a line that a stopped run was writing?"""
-    begins_as_ours = data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
-    fields = _fields(data)
-    is_ours = not fields or fields == _ERROR_FIELDS or fields >= _ANSWER_FIELDS
-    return begins_as_ours and not data.endswith(b"\n") and is_ours
+def _begins_as_ours(data: bytes) -> bool:
+    return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
 
 
 def _holds_our_errors(path: Path) -> bool:
     with path.open("rb") as stream:
-        return all(_fields(data) == _ERROR_FIELDS or _breaks_off(data) for data in stream)
+        return all(
+            _begins_as_ours(data) and (b', "error": ' in data or not data.endswith(b"\n"))
+            for data in stream
+        )
 
 
-def _fields(data: bytes) -> set[str]:
-    """The names in an object of JSON; none if this is no such object."""
+def _object_in(data: bytes) -> dict[str, Any]:
+    """The object in a line of JSON; an empty one if there is none."""
     try:
         value = json.loads(data)
     except (RecursionError, ValueError):
-        return set()
-    return set(value) if isinstance(value, dict) else set()
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _unwritable(path: Path, error: OSError) -> CliError:

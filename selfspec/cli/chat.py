@@ -6,21 +6,20 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.text import Text
 
 from selfspec.cli.loading import check_options
-from selfspec.cli.messages import working
+from selfspec.cli.messages import paint, working
 from selfspec.cli.options import Knobs, Model, WriteOptions
-from selfspec.cli.paint import write
-from selfspec.cli.writer import load_writer
-from selfspec.errors import SelfSpecError, unknown_name
+from selfspec.cli.writer import Writer, load_writer
+from selfspec.errors import CliError, SelfSpecError, unknown_name
+from selfspec.serving.schema import Settings
 
 if TYPE_CHECKING:
-    from selfspec import SpecConfig
-    from selfspec.cli.writer import Writer
+    from selfspec import SelfSpec, SpecConfig
 
 _PROMPT = "> "
 _COMMANDS = {
@@ -53,8 +52,6 @@ def chat(
 
 class ChatLoop:
     def __init__(self, writer: Writer, config: SpecConfig, system: str | None = None) -> None:
-        from selfspec.cli.conversation import Conversation
-
         self._console = Console(highlight=False)
         self._spinner = ExitStack()
         self._writer = writer
@@ -111,10 +108,59 @@ class ChatLoop:
 
     def _show(self, piece: str) -> None:
         self._spinner.close()
-        write(self._console, piece)
+        paint(self._console, piece)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))
+
+
+class Conversation:
+    """The messages so far. `show` gets each answer in pieces, as it comes."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        spec: SelfSpec,
+        show: Callable[[str], object],
+        *,
+        system: str | None = None,
+    ) -> None:
+        self._writer = writer
+        self._translator = writer.translator()
+        self._spec = spec
+        self._show = show
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self.reset()
+        # Refuses a system message that the template does not take.
+        self._translator.encoded([*self.messages, {"role": "user", "content": "?"}], Settings())
+
+    def reset(self) -> None:
+        """Starts over; what `spec` has learned stays."""
+        self.messages = list(self._opening)
+
+    def ask(self, text: str) -> Literal["stop", "length", "interrupted"]:
+        """Streams the answer and keeps it, up to Ctrl-C; returns why it ended."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self._translator.encoded(messages, Settings())
+        assert isinstance(ids, list)  # A chat has no images.
+        limit = self._writer.max_positions or sys.maxsize
+        most = min(self._writer.options.max_new_tokens, limit - len(ids))
+        if most < 1:
+            raise CliError(
+                f"the conversation must leave room in the model's {limit} positions "
+                f"(got {len(ids)} tokens); /reset starts over"
+            )
+        from selfspec.batch.text_stream import LiveText  # It brings torch along.
+
+        live = LiveText(self._writer.tokenizer, ids, self._show)
+        reason: Literal["stop", "length", "interrupted"] = "interrupted"
+        try:
+            new_ids = self._writer.new_ids(ids, self._spec, streamer=live, max_new_tokens=most)
+            reason = "length" if len(new_ids) == most else "stop"
+        except KeyboardInterrupt:
+            pass  # What was shown by then is kept.
+        self.messages = [*messages, {"role": "assistant", "content": live.text}]
+        return reason
 
 
 def _reader() -> Callable[[], str]:

@@ -14,17 +14,25 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.comparison import MIN_ROUNDS, Comparison, Prompts, measure, packed, timed
+from selfspec.cli.comparison import (
+    MIN_ROUNDS,
+    Comparison,
+    Prompts,
+    Question,
+    measure,
+    packed,
+    questions_of,
+    snippets,
+    timed,
+)
 from selfspec.cli.loading import check_options
-from selfspec.cli.messages import working
+from selfspec.cli.messages import paint, working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
-from selfspec.cli.paint import write
-from selfspec.cli.questions import Question, questions_of, snippets
 from selfspec.cli.report import has_times, print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
-from selfspec.serving.encoder import num_tokens
+from selfspec.serving.translator import num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -34,7 +42,6 @@ if TYPE_CHECKING:
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
 _SAMPLED = 0.7  # The temperature of sampled text.
 _ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
-_MANY_PARAMETERS = 5e8  # A smaller model's step is mostly Python.
 
 
 def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -> int:
@@ -100,10 +107,6 @@ def _compared(
     is_whole = options.max_memory is None and writer.model.device.type == "cpu"
     if options.model is not None and is_whole and has_times(measured):
         print(_drafts_for_itself(writer, prompts, num_new, seconds / 2))
-    if _may_be_rounded(writer):
-        print("Compare with --weights int8 or int4: less memory, and another text.")
-    if options.weights == "int4" and (note := _note_on_four_bits()):
-        print(note)
     return status
 
 
@@ -181,29 +184,6 @@ def _drafts_for_itself(writer: Writer, prompts: Prompts, num_new: int, seconds: 
     return f"{line} Leave it out."
 
 
-def _may_be_rounded(writer: Writer) -> bool:
-    """Whether `--weights` is worth a try: small models gain nothing by it."""
-    from selfspec.weights import rounding_reason
-
-    model, options = writer.model, writer.options
-    is_set = options.weights is not None or options.max_memory is not None
-    is_small = model.num_parameters() < _MANY_PARAMETERS
-    return not (is_set or is_small or model.device.type != "cpu" or rounding_reason(8))
-
-
-def _note_on_four_bits() -> str | None:
-    """That 8 bits are faster on this CPU, as they may be with AVX2 alone; None if they aren't."""
-    from selfspec.weights import seconds_a_token
-
-    longer = seconds_a_token(4) / seconds_a_token(8)
-    if longer <= 1:
-        return None
-    return (
-        f"A product in 4 bits takes {longer:.1f} times as long as in 8 on this CPU: compare with "
-        "--weights int8, which also changes the text less."
-    )
-
-
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
     """Writes the texts, with drafted tokens in colour. One `SelfSpec` learns from all."""
     from selfspec.batch.text_stream import TextStream
@@ -214,14 +194,14 @@ def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
     for question, ids in prompts:
         assert isinstance(ids, list)  # The demo has no images.
         console.rule(Text(question.name), align="left", style="dim")
-        write(console, str(question.prompt), "dim")
+        paint(console, str(question.prompt), "dim")
         writer.reseed()
         records: list[StepRecord] = []
         with spec.listening(records.append):
             writer.new_ids(ids, spec)
         stream = TextStream(writer.tokenizer, ids)
         for record in records:
-            write(console, stream.add(*record.committed_ids[: record.num_accepted]), "green")
-            write(console, stream.add(*record.committed_ids[record.num_accepted :]))
-        write(console, f"{stream.rest()}\n")
+            paint(console, stream.add(*record.committed_ids[: record.num_accepted]), "green")
+            paint(console, stream.add(*record.committed_ids[record.num_accepted :]))
+        paint(console, f"{stream.rest()}\n")
     console.rule(style="dim")

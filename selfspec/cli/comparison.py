@@ -1,19 +1,25 @@
-"""Answers the same prompts plainly and with drafts, in turns, and compares times and texts."""
+"""Answers the same prompts plainly and with drafts, in turns, and compares times and texts.
+
+The prompts come with selfspec, or they are the user's.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from selfspec.cli.questions import Question
+from selfspec.cli.prompt_files import PromptLine, read_prompts
 from selfspec.machine.busy import LEAST_SHARE, processor_share
-from selfspec.serving.encoder import Encoded, num_tokens
+from selfspec.serving.images import has_images
+from selfspec.serving.schema import Settings
+from selfspec.serving.translator import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -21,6 +27,46 @@ if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
+_PROMPTS = Path(__file__).parent / "prompts"
+
+
+class Question(NamedTuple):
+    name: str
+    prompt: Any  # A text, or messages.
+    is_turn: bool = False  # Is the text what a user would say to a model that can chat?
+
+    @property
+    def has_images(self) -> bool:
+        return has_images(self.prompt)
+
+    def encoded(self, writer: Writer) -> Encoded:
+        prompt = self.prompt
+        if self.is_turn and writer.tokenizer.chat_template:
+            prompt = [{"role": "user", "content": prompt}]
+        return writer.translator().encoded(prompt, Settings())
+
+
+def snippets() -> list[Question]:
+    """What the embedded model continues.
+
+    Each ends in the middle of something that is frequent in Python's library, and what the model
+    adds makes sense for about fifty tokens.
+    """
+    return [Question(str(line.name), line.prompt) for line in _lines_of("snippets")]
+
+
+def questions_of(path: Path | None) -> list[Question]:
+    """Those of the file, named by their lines. Without a file, one for every sort of work."""
+    if path is None:
+        lines = _lines_of("questions")
+        return [Question(str(line.name), line.prompt, is_turn=True) for line in lines]
+    lines = read_prompts(path, "--prompts")
+    return [Question(f"prompt {line.number}", line.prompt) for line in lines]
+
+
+def _lines_of(name: str) -> list[PromptLine]:
+    return read_prompts(_PROMPTS / f"{name}.jsonl", name)
+
 
 Prompts = Sequence[tuple[Question, Encoded]]  # Each question with its tokens and images.
 Answer = tuple[list[int], float]  # The new tokens, and the seconds that they took.

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfspec.cli.loading import check_options
-from selfspec.cli.messages import say, working
+from selfspec.cli.messages import harmless, say, working
 from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
-from selfspec.cli.paint import harmless
 from selfspec.cli.writer import load_writer
 from selfspec.errors import CliError
 from selfspec.serving.schema import Settings
@@ -49,7 +48,7 @@ def generate(
     writer = load_writer(options, chats=chat)
     spec = writer.new_spec(config)
     question = [{"role": "user", "content": text}] if chat else text
-    ids, _ = writer.prompt_encoder().arguments_for(question, Settings())
+    ids, _ = writer.translator().arguments_for(question, Settings())
     assert isinstance(ids, list)  # A text has no images.
     _stream(writer, ids, spec, expected)
     if stats:

@@ -1,4 +1,4 @@
-"""What a command says on stderr: what it is doing, and what the library logs."""
+"""What a command says on stderr, what the library logs, and how a model's text is shown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.text import Text
 
 from selfspec.errors import one_line
+
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def say(line: str) -> None:
@@ -60,3 +64,18 @@ def show_log(verbose: bool) -> None:
     logger = logging.getLogger("selfspec")
     logger.handlers = [_Lines()]
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+def harmless(text: str) -> str:
+    """The text without the control characters that a terminal would obey.
+
+    >>> harmless("bell\\a, colour\\x1b[31m\\tand a line\\n")
+    'bell, colour[31m\\tand a line\\n'
+    """
+    return text.translate(_CONTROLS)
+
+
+def paint(console: Console, text: str, style: str = "") -> None:
+    """Writes a piece of running text: not wrapped, without markup."""
+    segment = Segment(harmless(text), Style.parse(style))
+    console.print(Segments([segment]), end="", crop=False, no_wrap=True)

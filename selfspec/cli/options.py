@@ -140,7 +140,6 @@ class Knobs:
     learning: Annotated[str, _knob("learning", LEARNING_SCOPES)] = SpecConfig.learning
     forward: Annotated[str, _knob("forward", FORWARDS)] = SpecConfig.forward
     kept_kv: Annotated[str | None, _knob("kept_kv")] = None
-    strict: Annotated[bool, _knob("strict")] = SpecConfig.strict
 
     def config(self) -> SpecConfig:
         return SpecConfig(**vars(self))

@@ -12,9 +12,10 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
-from selfspec.cli.loading import Loaded, check_options
-from selfspec.cli.messages import say, working
-from selfspec.cli.options import DraftOptions, Knobs, Model
+from selfspec.cli.loading import check_options
+from selfspec.cli.messages import say
+from selfspec.cli.options import DraftOptions, Knobs, Model, WriteOptions
+from selfspec.cli.writer import Writer, load_writer
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 
@@ -105,11 +106,10 @@ def serve(
         raise CliError(f"--name must not be empty (got {name!r}); leave it out to use MODEL")
     if any(find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
-    with working(f"Loading {options.title}"):
-        # In a thread that ends: the OpenMP threads of one that stays would slow down answers.
-        with ThreadPoolExecutor(1) as thread:
-            answering, loaded = thread.submit(_model_thread, options, listening, config).result()
-        answering.start()
+    # In a thread that ends: the OpenMP threads of one that stays would slow down answers.
+    with ThreadPoolExecutor(1) as thread:
+        answering, writer = thread.submit(_model_thread, options, listening, config).result()
+    answering.start()
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
@@ -122,7 +122,7 @@ def serve(
     app = application(
         answering,
         name=name,
-        encoder=loaded.encoder(),
+        translator=replace(writer.translator(), default={}, length_option="max_tokens"),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,
@@ -132,22 +132,23 @@ def serve(
 
 def _model_thread(
     options: DraftOptions, listening: Listening, config: SpecConfig
-) -> tuple[ModelThread, Loaded]:
+) -> tuple[ModelThread, Writer]:
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded = Loaded.load(options, num_texts=max_rows, sees=True, packs=config.forward != "eager")
-    memory = listening.kv_bytes or loaded.memory_of_texts(max_rows)
+    loading = WriteOptions(**vars(options))  # Requests say what is written.
+    writer = load_writer(loading, num_texts=max_rows, sees=True, packs=config.forward != "eager")
+    memory = listening.kv_bytes or writer.memory_of_texts(max_rows)
     thread = ModelThread(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.new_spec(config),
+        writer.model,
+        writer.tokenizer,
+        writer.new_spec(config),
         max_rows=max_rows,
-        max_memory=memory or free_memory(loaded.model.device) // 2,
+        max_memory=memory or free_memory(writer.model.device) // 2,
         max_waiting=listening.max_waiting,
     )
-    return thread, loaded
+    return thread, writer
 
 
 def _check_port(host: str, port: int) -> None:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -35,17 +32,6 @@ class Part(NamedTuple):
     name: str
     which: int = 0
     number: int = 1
-
-
-def find_file(name: str, file: str) -> Path | None:
-    """A file of a folder, or of a repository on the Hub; None if it has no such file."""
-    if Path(name).is_dir():
-        path = Path(name, file)
-        return path if path.is_file() else None
-    try:
-        return Path(hf_hub_download(name, file))
-    except (EntryNotFoundError, HFValidationError):
-        return None
 
 
 def names_in_float32(model: PreTrainedModel) -> list[str]:

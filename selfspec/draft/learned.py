@@ -29,7 +29,6 @@ class Learned:
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
     shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
-    strict: bool = False  # Is a source that fails an error?
     failed: set[str] = field(default_factory=set)  # Sources whose failure was warned of.
 
     @property
@@ -104,8 +103,6 @@ class Learned:
         self, name: str, error: Exception, what: str = "drafts nothing more in this text"
     ) -> None:
         """Warns of a source once, however many texts it fails in."""
-        if self.strict:
-            raise error
         level = logging.DEBUG if name in self.failed else logging.WARNING
         self.failed.add(name)
         text = "the source %r has failed, and %s: %s"

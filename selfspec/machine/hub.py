@@ -1,4 +1,4 @@
-"""Whether the Hub has to be asked for a repository, and whether it can be."""
+"""Models and files by their names: here, or on the Hub."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ def check_model_name(name: str, option: str) -> None:
             f"{option} must be a folder with a config.json, or a Hub id such as "
             f"HuggingFaceTB/SmolLM2-135M-Instruct (got {name!r})"
         )
+
+
+def find_file(name: str, file: str, *, fetches: bool = True) -> Path | None:
+    """A file of a folder, or of a repository on the Hub; None if it has no such file.
+
+    Unless it `fetches`, the file must have been downloaded before, and no network is asked.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    if Path(name).is_dir():
+        path = Path(name, file)
+        return path if path.is_file() else None
+    try:
+        fetched = (hf_hub_download if fetches else try_to_load_from_cache)(name, file)
+    except (EntryNotFoundError, HFValidationError):
+        return None
+    return Path(fetched) if isinstance(fetched, str) else None
 
 
 def ask_once(name: str, *files: str, revision: str | None = None) -> None:

@@ -39,7 +39,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from selfspec.errors import ConfigError, unknown_name
+from selfspec.errors import check_names
 
 __all__ = ["PAPERS", "method_of", "options_of"]
 
@@ -59,6 +59,5 @@ def options_of(paper: str) -> set[str]:
 
 
 def _module_of(paper: str) -> Any:
-    if paper not in PAPERS:
-        raise ConfigError(unknown_name("paper", str(paper), PAPERS))
+    check_names("paper", [paper], PAPERS)
     return import_module(f"{__name__}.{paper.replace('-', '_')}")

@@ -22,8 +22,8 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.compat.generation import generate_batch_of_class
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
-from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.loop import loop_for
+from selfspec.plugin.parts import new_draft_model
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
@@ -63,8 +63,7 @@ def attach(model: M, assistant: SelfSpec | None = None, *, pack: bool = False) -
 
     An `assistant` that is given here is the default one, which drafts in each call that names none.
     What it can't draft for, such as beam search, goes on as without it, with one warning of the
-    logger ``selfspec``; under `strict` that is refused. ``generate(..., assistant=None)`` switches
-    it off for a call.
+    logger ``selfspec``. ``generate(..., assistant=None)`` switches it off for a call.
 
     With `pack`, the model's linear layers hold their weights in another order from now on, in which
     a CPU reads them faster: steps of several tokens gain most. All calls compute from them, those
@@ -156,19 +155,18 @@ def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         return stock(*args, **kwargs)
     if args and not has_own_generate(model):
         args, kwargs = (), _named(args, kwargs)
-    is_lenient = not (is_named or assistant.config.strict)
     try:
-        if is_lenient:
+        if not is_named:
             _check_for_default(model, assistant, kwargs)
         loop, ready = loop_for(assistant, model, kwargs)
     except SelfSpecError as refused:
-        if not is_lenient:
+        if is_named:
             raise
         _warn(assistant, model, refused)
         for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
             kwargs.pop(name, None)
         return stock(*args, **kwargs)
-    return stock(*args, custom_generate=replace(loop, is_default=is_lenient), **ready)
+    return stock(*args, custom_generate=replace(loop, is_default=not is_named), **ready)
 
 
 @functools.wraps(generate_batch_of_class)
@@ -180,7 +178,7 @@ def _generate_batch(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         try:
             return generate_batch(model, assistant, *args, **kwargs)
         except SelfSpecError as refused:
-            if is_named or assistant.config.strict:
+            if is_named:
                 raise
             _warn(assistant, model, refused)
     return _of_class(model, "generate_batch")(*args, **kwargs)

@@ -25,7 +25,7 @@ from selfspec.compat.generation import (
 )
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
-from selfspec.plugin.draft_pair import new_draft_model
+from selfspec.plugin.parts import new_draft_model
 from selfspec.plugin.predictions import as_ids, predictions_of
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec

@@ -31,7 +31,7 @@ from selfspec.row_rules import looks_at_rows, row_stops
 class Outcome(Enum):
     REFUSED = "an error, with the fix"
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
-    PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
+    PLAIN = "decoded plainly, with the reason in the statistics"
     MOVES_TOGETHER = "its rows get each token at once, as in the loop of transformers"
     MOVES_TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
 
@@ -92,8 +92,6 @@ def route(call: Call) -> Route:
     """How a call is decoded. Finding it out may take a trial of the model."""
     seen = SeenCall(**vars(call), look=look_at(call.model))
     reason = reason_for(Outcome.PLAIN, seen)
-    if reason is None and call.config.strict:
-        reason = seen.support.reason  # That chains are verified alone is one.
     if reason is not None:
         return Route(seen.look, DraftSupport("plain", reason, None), alone_reason=reason)
     together = reason_for(Outcome.MOVES_TOGETHER, seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -21,25 +21,18 @@ from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
-from selfspec.config import ROUNDED, SpecConfig
+from selfspec.config import SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
-from selfspec.errors import (
-    ConfigError,
-    SelfSpecError,
-    UnsupportedError,
-    one_line,
-    shown,
-    unknown_name,
-)
+from selfspec.errors import ConfigError, UnsupportedError, check_names
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
 from selfspec.papers import method_of, options_of
-from selfspec.plugin.draft_pair import check_draft_model
+from selfspec.plugin.parts import check_draft_model, check_parts
 from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
@@ -91,42 +84,13 @@ class SelfSpec:
         draft_model: Any = None,
         **knobs: Any,
     ) -> None:
-        if config is not None and not isinstance(config, SpecConfig):
-            raise ConfigError(
-                f"config must be a SpecConfig (got {shown(config)}); knobs go by name, such as "
-                "SelfSpec(max_nodes=32), and a model goes to selfspec.attach(model)"
-            )
-        own_budget = budget if isinstance(budget, Budget) else None
+        check_parts(config, extra_sources, contents, shape, calibration, draft_model)
+        self._budget = budget if isinstance(budget, Budget) else None
         if budget is not None:
-            knobs["budget"] = budget if own_budget is None else "fixed"
-        for part, wanted in ((shape, Shape), (calibration, Calibration)):
-            if part is not None and not isinstance(part, wanted):
-                name = wanted.__name__
-                raise ConfigError(f"{name.lower()} must be a {name} (got {part!r:.80})")
-        if draft_model is not None and draft_model not in ROUNDED:
-            check_draft_model(draft_model)
+            knobs["budget"] = budget if self._budget is None else "fixed"
         self.config = (config or SpecConfig()).changed(**knobs)
-        self.stats = GenerationStats()
-        self.total_stats = GenerationStats()
+        self.stats, self.total_stats = GenerationStats(), GenerationStats()
         self.draft_model = draft_model
-        is_list = isinstance(extra_sources, Iterable)
-        for source in extra_sources if is_list else [extra_sources]:
-            if not (is_list and isinstance(source, Source)):
-                raise ConfigError(
-                    f"extra_sources must be a list of sources of your own (got {shown(source)}); "
-                    "sources= names those of selfspec"
-                )
-        if not isinstance(contents, CacheContents | None):
-            raise ConfigError(
-                f"contents must be what load_cache() of selfspec.cache returns (got "
-                f"{shown(contents)}); SelfSpec.from_pretrained() takes the name of a cache"
-            )
-        parts = {"budget": own_budget, "shape": shape, "calibration": calibration}
-        self._parts = [f", {name}={type(p).__name__}" for name, p in parts.items() if p is not None]
-        if extra_sources:
-            names = [source.name for source in extra_sources]
-            self._parts.insert(0, f", extra_sources={names}")
-        self._budget = own_budget
         self._runners: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._on_step: list[OnStep] = []
@@ -169,38 +133,24 @@ class SelfSpec:
         return cls(contents=contents, **options)
 
     @classmethod
-    def as_in(
-        cls,
-        paper: str,
-        *,
-        cache: str | os.PathLike[str] | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        **options: Any,
-    ) -> SelfSpec:
+    def as_in(cls, paper: str, **options: Any) -> SelfSpec:
         """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
 
         Args:
             paper: "diaa", "self-draft", "edgellm" or "ghidorah".
-            cache: What the method knows before the first call: DIAA's warm-up.
-            tokenizer: The model's tokenizer; a cache of another one is refused.
             options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
-                `SelfSpec` takes besides. EdgeLLM needs `draft_model`, and Ghidorah `tree`, a file
-                of ``python -m eval fit``.
+                `SelfSpec` takes besides, such as `contents` for DIAA's warm-up. EdgeLLM needs
+                `draft_model`, and Ghidorah `tree`, a file of ``python -m eval fit``.
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
         known = options_of(paper) | {field.name for field in fields(SpecConfig)}
-        known |= {*signature(cls).parameters, "revision"} - {"config", "knobs"}
-        for name in options:
-            if name not in known:
-                raise ConfigError(unknown_name(f"option of as_in({paper!r})", name, known))
-        method = method_of(paper, **options)
-        if cache is None:
-            return cls(tokenizer=tokenizer, **method)
-        return cls.from_pretrained(cache, tokenizer=tokenizer, **method)
+        known |= {*signature(cls).parameters} - {"config", "knobs"}
+        check_names(f"option of as_in({paper!r})", options, known)
+        return cls(**method_of(paper, **options))
 
     def __repr__(self) -> str:
-        return "".join([f"SelfSpec({self.config}", *self._parts, ")"])
+        return f"SelfSpec({self.config})"
 
     def __call__(self, *_: Any, **_arguments: Any) -> NoReturn:
         """Refuses to be the loop of a model that is not attached."""
@@ -217,7 +167,7 @@ class SelfSpec:
             self.total_stats = self.total_stats + call.stats
 
     def finish(self, prompt: Prompt) -> None:
-        """Counts a call that has ended, warns if it was not served as asked, and saves."""
+        """Counts a call that has ended, warns if it was not drafted for, and saves."""
         self.count(prompt)
         self.warn(prompt.model, prompt.stats)
         if prompt.streamer is not None:  # Its reader finds the statistics of this call.
@@ -306,40 +256,24 @@ class SelfSpec:
         kept_kv: KeptKV | str | None,
     ) -> Engine:
         """The engine of one prompt, or of many that come and go."""
-        learned, budget = self._learned.of, Budget()
+        learned, is_measured = self._learned.of, self.config.budget == "measured"
         if prompt is not None and prompt.is_default:
-            learned = partial(self._learned_or_nothing, prompt.stats)
+            learned = partial(self._learned.or_nothing, prompt.stats.disable)
+        budget = MeasuredBudget(ledger=runner.ledger) if is_measured else Budget()
         if self._budget is not None:
             budget = self._budget.open()
-        elif self.config.budget == "measured":
-            budget = MeasuredBudget(ledger=runner.ledger)
         return Engine(
-            runner,
-            backend,
-            learned=learned,
-            budget=budget,
-            on_step=self._on_step,
-            kept_kv=kept_kv,
+            runner, backend, learned=learned, budget=budget, on_step=self._on_step, kept_kv=kept_kv
         )
 
-    def _learned_or_nothing(self, stats: GenerationStats, vocab_size: int) -> Learned:
-        """What was learned, for a default assistant.
-
-        Code that knows nothing of selfspec has called the model. So if what was learned belongs to
-        another vocabulary, or its file is damaged, the call goes on without it.
-        """
-        try:
-            return self.learned(vocab_size)
-        except SelfSpecError as error:
-            reason = one_line(error).partition(";")[0]
-            stats.disable(f"its default assistant has failed ({reason})")
-            return Learned([], Calibration(), top_k=1)
-
     def warn(self, model: PreTrainedModel, stats: GenerationStats) -> None:
-        """Says why a model is not drafted for or run as asked: once for each model and reason."""
+        """Says why a model is not drafted for in trees, once for each model and reason.
+
+        And why its forwards are not run as `config.forward` says.
+        """
         known = self._warned.setdefault(model, set())
-        drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"
-        reasons = {drafted: stats.disabled_reason, "not run as asked": stats.eager_reason}
+        drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for"
+        reasons = {drafted: stats.disabled_reason, "run eagerly": stats.eager_reason}
         for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)

@@ -21,7 +21,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from selfspec.serving.encoder import Encoder, ids_of
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.gate import Gate, key_check
@@ -32,6 +31,7 @@ from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body
 from selfspec.serving.responses import ResponseForm, Responses, new_form
 from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
+from selfspec.serving.translator import PromptTranslator, ids_of
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20
@@ -86,7 +86,7 @@ def application(
     model: ModelThread,
     *,
     name: str,
-    encoder: Encoder,
+    translator: PromptTranslator,
     hosts: Iterable[str] = (),
     origins: Sequence[str] = (),
     api_key: str | None = None,
@@ -104,7 +104,7 @@ def application(
             model.join(_PATIENCE)
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    routes = _Routes(model, name, encoder)
+    routes = _Routes(model, name, translator)
     # Monitors ask for it without a key.
     app.add_api_route("/health", routes.health, methods=["GET", "HEAD"])
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
@@ -138,15 +138,15 @@ def application(
 
 
 class _Routes:
-    def __init__(self, model: ModelThread, name: str, encoder: Encoder) -> None:
+    def __init__(self, model: ModelThread, name: str, translator: PromptTranslator) -> None:
         self._model = model
         self._name = name
-        self._encoder = encoder
+        self._translator = translator
         self._meters = Meters(model)
         self._budget = ByteBudget()
         self._turn = asyncio.Lock()
-        self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
-        if encoder.images.processor is not None:
+        self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (translator.max_positions or 0))
+        if translator.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
 
     def answering(
@@ -176,16 +176,16 @@ class _Routes:
             fields = checked(Chat if "messages" in body else Completion, body)
             if len(fields.prompts) != 1:
                 raise RequestError("prompt must be one text, or the ids of one", field="prompt")
-            encoded = partial(self._encoder.encoded, fields.prompts[0], fields)
+            encoded = partial(self._translator.encoded, fields.prompts[0], fields)
             ids = ids_of(await in_thread(self._turn, encoded))
-        return {"count": len(ids), "max_model_len": self._encoder.max_positions, "tokens": ids}
+        return {"count": len(ids), "max_model_len": self._translator.max_positions, "tokens": ids}
 
     async def detokenize(self, request: Request) -> Any:
         with ExitStack() as until_over:
             body, _ = await self._read(request, until_over)
             ids = checked(Tokens, body).tokens
-            self._encoder.check_ids("tokens", ids)
-            decoded = partial(self._encoder.tokenizer.decode, ids)
+            self._translator.check_ids("tokens", ids)
+            decoded = partial(self._translator.tokenizer.decode, ids)
             return {"prompt": await in_thread(self._turn, decoded)}
 
     async def models(self) -> Any:
@@ -215,7 +215,7 @@ class _Routes:
             exchange, streams = Exchange(self._model, fields, hold), fields.stream
             until_over.callback(exchange.close)
             # Calls are prepared one request at a time.
-            prepare = partial(exchange.prepare, fields, self._encoder)
+            prepare = partial(exchange.prepare, fields, self._translator)
             prepared = in_thread(self._turn, prepare)
             del body, fields, prepare  # Their images may be large.
             await while_there(request, prepared)

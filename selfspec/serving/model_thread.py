@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.requests import PromptInputs, Requests
+from selfspec.batch.prompt_maker import PromptInputs, PromptMaker
 from selfspec.errors import SelfSpecError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
@@ -61,7 +61,7 @@ class ModelThread:
         # By the index of a text: what hands its events to the event loop of its client.
         self._clients: dict[int, Callable[[Heard], object]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.requests = Requests(model, tokenizer, spec)
+        self.maker = PromptMaker(model, tokenizer, spec)
         self.session = Session(
             spec.runner(model),
             spec,
@@ -119,7 +119,7 @@ class ModelThread:
                 self._tell(index, event)
             return index in self._clients
 
-        prompt = self.requests.prompt(index, inputs, seed, arguments, scope, on_tokens)
+        prompt = self.maker.prompt(index, inputs, seed, arguments, scope, on_tokens)
         self.session.memory.check(prompt)
         return prompt
 
@@ -148,7 +148,7 @@ class ModelThread:
     def _run(self) -> None:
         try:
             self.session.open()
-            self.requests.prompt(0, [0], 0, {"max_new_tokens": 1})  # No later one is the first.
+            self.maker.prompt(0, [0], 0, {"max_new_tokens": 1})  # No later one is the first.
         except BaseException as error:
             self._is_open.set_exception(error)
             return

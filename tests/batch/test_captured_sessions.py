@@ -181,7 +181,7 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
         return forward(self, *args, **options)
 
     monkeypatch.setattr(TreeBackend, "forward", failing)
-    spec = wild(strict=True, forward="graph")
+    spec = wild(forward="graph")
     asks = {index: Ask(length, 0, 20, 0, None) for index, length in enumerate([3, 40, 9])}
     answers = texts(TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=2), asks)
     assert faults == ["graph"]

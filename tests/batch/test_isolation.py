@@ -183,13 +183,6 @@ def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixt
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("place", ["open", "draft", "observe"])
-def test_a_strict_source_ends_its_own_text(place: str) -> None:
-    spec = wild(Treacherous(Fuse(1), place), strict=True)
-    session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
-    assert_only_the_second_failed(played(session), tiny_model())
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = prompt_module.prefill

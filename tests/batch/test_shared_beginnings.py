@@ -285,7 +285,7 @@ def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> No
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, **KEEPS)
     for index in range(4):
         arguments, scope = {"max_new_tokens": 3}, index // 2
-        session.add(session.requests.prompt(index, list(IDS), index, arguments, scope))
+        session.add(session.maker.prompt(index, list(IDS), index, arguments, scope))
     answers = session.answers()
     assert kept_of([answers[index] for index in range(4)]) == [0, 40, 0, 40]
 

@@ -13,10 +13,10 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM
 
 from selfspec import load
-from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, Loaded
-from selfspec.cli.options import DraftOptions
+from selfspec.cli.options import WriteOptions
+from selfspec.cli.writer import OTHER_TEXTS, TOKENS_A_TEXT, Writer
 from selfspec.neural.rounded_copy import copy_bytes
-from selfspec.serving.encoder import Encoder
+from selfspec.serving.translator import PromptTranslator
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
 from tests.streamed import saved_model
@@ -136,12 +136,12 @@ def test_lines_whose_text_breaks_off(batch, tmp_path, stock_text, monkeypatch):
         encoded, arguments = arguments_for(self, prompt, settings)
         return encoded, {**arguments, **({"logits_processor": [Broken()]} if prompt == "y" else {})}
 
-    arguments_for = Encoder.arguments_for
+    arguments_for = PromptTranslator.arguments_for
     lines = [{"id": text, "prompt": text} for text in PROMPTS]
     lines[1:1] = [{"custom_id": "b", "body": {"prompt": "y"}}, {"id": 3, "prompt": "y"}]
     given, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "arguments_for", treacherous)
+        patch.setattr(PromptTranslator, "arguments_for", treacherous)
         for num_tokens in (6 * len(PROMPTS), 0):
             result = batch(given, out)
             assert result.exit_code == 1
@@ -196,8 +196,6 @@ def test_what_is_no_output_of_ours_stays(fails, tmp_path, chat_folder):
     write(tmp_path / "mine.errors.jsonl", {"line": 2, "prompt": "y"})
     torn = tmp_path / "torn.jsonl"
     torn.write_text(json.dumps(line))
-    ours = write(tmp_path / "ours.jsonl", {"line": 1, "input": "0" * 12})
-    os.link(ours, tmp_path / "again.jsonl")
     for number in (None, "b", 1.5, True):
         write(tmp_path / f"{number}.jsonl", {"line": number, "input": "0" * 12})
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -207,8 +205,6 @@ def test_what_is_no_output_of_ours_stays(fails, tmp_path, chat_folder):
         ("far.jsonl", "three files"),
         ("mine.jsonl", "move it"),
         ("torn.jsonl", "no answer to this INPUT"),
-        ("ours.jsonl", "one name"),
-        ("again.jsonl", "one name"),
         ("None.jsonl", "no answer to this INPUT"),
         ("b.jsonl", "no answer to this INPUT"),
         ("1.5.jsonl", "no answer to this INPUT"),
@@ -230,8 +226,8 @@ def test_a_lock_that_can_not_be_made_is_no_other_run(fails, tmp_path, chat_folde
 
 def memory_left(model, draft_model=None) -> int:
     """What three texts may take of a gigabyte."""
-    loaded = Loaded(DraftOptions(max_memory="1GB"), model, None, draft_model=draft_model)
-    return loaded.memory_of_texts(3)
+    writer = Writer(WriteOptions(max_memory="1GB"), model, None, draft_model=draft_model)
+    return writer.memory_of_texts(3)
 
 
 def test_within_a_memory(batch, tmp_path, stock_text, writer):

@@ -13,10 +13,9 @@ from prompt_toolkit.output import DummyOutput
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
-from selfspec.cli.chat import ChatLoop, _reader
-from selfspec.cli.conversation import Conversation
+from selfspec.cli.chat import ChatLoop, Conversation, _reader
+from selfspec.cli.messages import harmless
 from selfspec.cli.options import WriteOptions
-from selfspec.cli.paint import harmless
 from selfspec.cli.writer import Writer
 from selfspec.errors import CliError
 from selfspec.serving.fields import RequestError

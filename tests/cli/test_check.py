@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from selfspec.cli import check, comparison, report
-from selfspec.cli.comparison import Comparison, measure
-from selfspec.cli.paint import harmless
-from selfspec.cli.questions import Question, snippets
+from selfspec.cli.comparison import Comparison, Question, measure, snippets
+from selfspec.cli.messages import harmless
 from selfspec.cli.report import has_times, print_report, python_lines, table_of, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
@@ -183,22 +182,6 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     assert "AutoModelForImageTextToText" in seeing
     rounded, _ = python_lines(replace(asked, weights="int8"), found, sees=True)
     assert rounded.endswith('weights="int8", sees=True)')
-
-
-def test_large_models_on_a_cpu_may_be_rounded(run, chat_folder, prompts, monkeypatch):
-    asked = ("check", chat_folder, "--prompts", prompts, *BRIEFLY)
-    assert "--weights int8" not in run(*asked).stdout
-    monkeypatch.setattr(check, "_MANY_PARAMETERS", 1)
-    monkeypatch.setattr("selfspec.weights.rounding_reason", lambda _: None)
-    assert "Compare with --weights int8" in run(*asked).stdout
-
-
-def test_where_4_bits_are_slower_than_8_it_says_so(run, chat_folder, prompts, monkeypatch):
-    asked = ("check", chat_folder, "--prompts", prompts, "--weights", "int4", *BRIEFLY)
-    for seconds, says_so in ({4: 1.0, 8: 1.0}, False), ({4: 1.5, 8: 1.0}, True):
-        monkeypatch.setattr("selfspec.weights.seconds_a_token", seconds.get)
-        said = "A product in 4 bits takes 1.5 times as long as in 8 on this CPU"
-        assert (said in run(*asked).stdout) == says_so
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])

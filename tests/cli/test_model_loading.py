@@ -7,13 +7,14 @@ import huggingface_hub
 import pytest
 import torch
 
-from selfspec.cli import loading
+from selfspec.cli import writer as writer_module
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
-from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
+from selfspec.cli.loading import load_model, load_tokenizer, memory_note
+from selfspec.cli.options import ModelOptions, RunOptions, WriteOptions
+from selfspec.cli.writer import Writer, load_writer
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
-from selfspec.machine.hub import check_model_name
+from selfspec.machine.hub import check_model_name, find_file
 from selfspec.weights import is_packed_in_place
 from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
@@ -30,7 +31,7 @@ def test_dtypes(plain_folder, tmp_path):
     assert load(None).dtype == torch.float32
     model = load(plain_folder, device="cpu", dtype="bfloat16")
     tokenizer = load_tokenizer(ModelOptions(model=plain_folder))
-    loaded = Loaded(DraftOptions(model="tiny"), model, tokenizer)
+    loaded = Writer(WriteOptions(model="tiny"), model, tokenizer)
     assert str(loaded) == "tiny (0.0M parameters, bfloat16, cpu)"
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path)
@@ -39,7 +40,7 @@ def test_dtypes(plain_folder, tmp_path):
 
 def test_rounded_weights(plain_folder):
     model = load(plain_folder, device="cpu", weights="int8")
-    loaded = Loaded(DraftOptions(model="tiny"), model, None)
+    loaded = Writer(WriteOptions(model="tiny"), model, None)
     assert str(loaded) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
 
 
@@ -108,8 +109,8 @@ def test_who_writes_for_long_packs_in_place(plain_folder, monkeypatch):
 
 def test_a_draft_model_is_packed_for_whoever_names_one(plain_folder, monkeypatch):
     fake_trials(monkeypatch)
-    options = DraftOptions(model=plain_folder, draft_model=plain_folder, device="cpu")
-    small = Loaded.load(options).draft_model
+    options = WriteOptions(model=plain_folder, draft_model=plain_folder, device="cpu")
+    small = load_writer(options).draft_model
     assert small is not None
     assert any(map(is_packed_in_place, small.modules())) == packs_here()
 
@@ -131,10 +132,17 @@ def test_which_commands_pack(
         more = ()
     (tmp_path / "in.jsonl").write_text('{"prompt": "the fox"}\n')
     files = [tmp_path / "in.jsonl", tmp_path / "out.jsonl"] if command == "batch" else []
-    monkeypatch.setattr(loading, "load_model", noted)
+    monkeypatch.setattr(writer_module, "load_model", noted)
     with pytest.raises(Asked) as caught:
         app([command, chat_folder, *map(str, files), *more], result_action="return_value")
     assert caught.value.args == (packs and "eager" not in more,)
+
+
+def test_files_of_a_folder(tmp_path):
+    (tmp_path / "there").write_text("x")
+    assert find_file(str(tmp_path), "there") == tmp_path / "there"
+    assert find_file(str(tmp_path), "missing") is None
+    assert find_file("not a name of anything", "missing") is None
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at all", "a/b/c", "", "two words"])
@@ -159,5 +167,5 @@ def test_the_hub_is_asked_once_for_a_model_that_is_not_here(plain_folder, monkey
     with pytest.raises(CliError, match=rf"MODEL must.*{told}"):
         load_tokenizer(ModelOptions(model="owner/nothing"))
     with pytest.raises(CliError, match=rf"--draft-model must.*{told}"):
-        Loaded.load(DraftOptions(model=plain_folder, draft_model="owner/nothing"))
+        load_writer(WriteOptions(model=plain_folder, draft_model="owner/nothing"))
     assert names == ["owner/nothing"] * 2

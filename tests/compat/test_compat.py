@@ -508,13 +508,6 @@ def test_memory_that_runs_out_on_a_cpu_is_known():
 # --- checkpoints
 
 
-def test_files_of_a_folder(tmp_path):
-    (tmp_path / "there").write_text("x")
-    assert checkpoints.find_file(str(tmp_path), "there") == tmp_path / "there"
-    assert checkpoints.find_file(str(tmp_path), "missing") is None
-    assert checkpoints.find_file("not a name of anything", "missing") is None
-
-
 def test_weights_that_keep_float32_are_named():
     assert checkpoints.names_in_float32(tiny_model()) == []
 

@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from selfspec import SelfSpec, UnsupportedError
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
-    GREEDY,
     MODES,
     NUM_COLUMNS,
     SAMPLE,
     doubting,
-    few,
     late_token,
-    recorded_forwards,
     run,
     run_both,
     slow,
@@ -67,18 +63,6 @@ def test_not_branching(name: str, attention: str, num_rows: int, mode: str) -> N
     both = run_both(model, inputs, drafts=False, **ending(model, inputs, MODES[mode]))
     assert both.stats.disabled_reason
     assert both.stats.num_new_tokens >= both.stats.num_steps
-
-
-@pytest.mark.parametrize("name", few(NOT_BRANCHING, ("bloom", "mamba", "falcon-alibi")))
-@pytest.mark.filterwarnings(FALL_BACK_NOTE)
-def test_strict_refuses_before_the_prompt_is_read(name: str) -> None:
-    model = tiny_model(name)
-    with (
-        recorded_forwards(model) as widths,
-        pytest.raises(UnsupportedError, match="strict=True"),
-    ):
-        run(model, prompt(), custom_generate=SelfSpec(strict=True), **GREEDY)
-    assert NUM_COLUMNS not in widths
 
 
 @pytest.mark.parametrize("name", [slow("llama"), slow("llama4"), slow("mistral"), "gemma3"])

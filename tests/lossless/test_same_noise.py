@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from selfspec import SelfSpec, attach, detach
 from selfspec.batch.many import answers
-from selfspec.batch.requests import Requests
+from selfspec.batch.prompt_maker import PromptMaker
 from selfspec.session import Session
 from selfspec.verify.tape import NoiseTape
 from tests.fakes import new_model, prompt, tiny_model
@@ -108,9 +108,9 @@ def test_seeds_of_many_prompts_are_their_own(peeked):
 def many(model: Any, prompts: list[list[int]], *, seed: int) -> list[list[int]]:
     """The tokens of answers to prompts that share forwards."""
     spec = learned()
-    session, requests = Session(spec.runner(model), spec), Requests(model, None, spec)
+    session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
     pairs = ((ids, None) for ids in prompts)
-    found = answers(session, requests, None, pairs, seed, {"max_new_tokens": 16, **SAMPLED})
+    found = answers(session, maker, None, pairs, seed, {"max_new_tokens": 16, **SAMPLED})
     return [answer.ids for answer in sorted(found, key=lambda answer: answer.index)]
 
 

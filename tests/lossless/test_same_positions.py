@@ -13,7 +13,7 @@ from transformers import GPT2LMHeadModel
 from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
 from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model, tiny_tokenizer
-from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, attached, run, run_both
+from tests.lossless.same import FIXED, SAMPLE, Call, attached, run, run_both
 from tests.zoo import MULTIMODAL
 
 COUNTING = ("exaone4-5", "hyperclovax-vision-v2")  # They give their plain steps no positions.
@@ -96,13 +96,6 @@ def test_models_that_move_drop_or_convert_positions(name: str, move: str, call: 
 @pytest.mark.parametrize("move", MOVES)
 def test_many_prompts_with_moved_positions(move: str) -> None:
     many_prompts(with_odd_steps(new_model(), move))
-
-
-def test_dropped_positions_under_strict_are_refused_only_where_rows_are_padded() -> None:
-    model, spec = with_odd_steps(new_model(), "dropped"), SelfSpec(strict=True, **FIXED)
-    run_both(model, prompt(), spec, **GREEDY)
-    with pytest.raises(ValueError, match=PADDED):
-        run(model, prompt(3), custom_generate=spec, **GREEDY)
 
 
 class CountsFromThree(GPT2LMHeadModel):

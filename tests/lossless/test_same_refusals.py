@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
+from selfspec import AttachError, SelfSpec, attach, detach
 from selfspec.compat.generation import KV
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
@@ -20,7 +20,6 @@ from tests.lossless.same import (
     SAMPLE,
     Call,
     assert_clean,
-    recorded_forwards,
     refused,
     run,
     run_both,
@@ -88,15 +87,6 @@ def test_plain_calls(options: dict[str, Any], reason: str, name: str, call: Call
         assert torch.allclose(ours[-1][-1], stock[-1][-1], **ROUNDING)
 
 
-@pytest.mark.parametrize(("options", "reason"), PLAIN.values(), ids=PLAIN)
-def test_plain_calls_under_strict(options: dict[str, Any], reason: str) -> None:
-    model, said = tiny_model("llama", "eager"), f"strict=True .*{reason}"
-    with recorded_forwards(model) as widths, pytest.raises(UnsupportedError, match=said):
-        run(model, prompt(), custom_generate=SelfSpec(strict=True), **GREEDY, **options)
-    assert prompt()["input_ids"].shape[1] not in widths
-    assert_clean(model)
-
-
 class OwnCache(DynamicCache):
     """May do anything in `update`."""
 
@@ -136,7 +126,7 @@ def test_a_reason_is_logged_once_for_each_model(caplog) -> None:
         run(model, prompt(), custom_generate=spec, use_cache=False, **GREEDY)
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("selfspec", "WARNING")
-    assert "LlamaForCausalLM is not drafted for as asked: use_cache=False" in record.getMessage()
+    assert "LlamaForCausalLM is not drafted for: use_cache=False" in record.getMessage()
     cache = StaticCache(config=model.config, max_cache_len=200)
     run(model, prompt(), custom_generate=spec, **{KV: cache}, **GREEDY)
     assert "StaticCache" in caplog.records[-1].getMessage()
@@ -149,4 +139,4 @@ def test_a_forward_that_can_not_be_had_is_logged_as_that(caplog, request) -> Non
         pytest.skip("there it can be had")
     run(tiny_model(), prompt(), custom_generate=SelfSpec(forward="graph"), **GREEDY)
     (record,) = caplog.records
-    assert "is not run as asked: a CPU captures no graphs" in record.getMessage()
+    assert "is run eagerly: a CPU captures no graphs" in record.getMessage()

@@ -139,14 +139,10 @@ def test_a_class_with_a_generate_of_its_own_is_left_alone(caplog: Any) -> None:
 
 
 def test_another_loop_that_is_asked_for_goes_first(caplog: Any) -> None:
-    model, default, named = new_model(), SelfSpec(strict=True), SelfSpec()
+    model, default, named = new_model(), SelfSpec(), SelfSpec()
     run(attach(model, default), prompt(), custom_generate=named, **GREEDY)
     assert (default.total_stats.num_calls, named.total_stats.num_calls) == (0, 1)
     assert not caplog.records
-    with pytest.raises(UnsupportedError, match="beam search"):  # The default is strict.
-        run(model, prompt(), num_beams=3, **GREEDY)
-    with pytest.raises(UnsupportedError, match="use_cache"):
-        run(model, prompt(), use_cache=False, **GREEDY)
 
 
 def test_positional_arguments_and_stop_strings() -> None:
@@ -247,13 +243,6 @@ def test_typical_mistakes_are_one_sentence(mistake: Any, sentence: str) -> None:
         mistake(tiny_model())
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_method_of_a_paper_names_its_parts() -> None:
-    """Its own sources take the place of those that the knobs name."""
-    text = repr(SelfSpec.as_in("diaa", max_nodes=9))
-    assert text.endswith(", extra_sources=['lut'], shape=DynamicTree, calibration=FixedPrior)")
-    assert repr(SelfSpec()).endswith("trust_hooks=False))")
 
 
 def test_the_folder_of_a_model_is_no_cache(tmp_path: Path) -> None:

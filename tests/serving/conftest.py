@@ -16,13 +16,13 @@ from openai import OpenAI
 from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
-from selfspec.batch.requests import Requests
+from selfspec.batch.prompt_maker import PromptMaker
 from selfspec.cli.batch_file import results
 from selfspec.cli.prompt_files import read_line
 from selfspec.serving.app import application
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.translator import PromptTranslator
 from selfspec.session import Session
 from tests.processors import seeing_pair
 from tests.sessions import alone
@@ -43,35 +43,35 @@ class Served:
         self.spec, self.spec_of_files = (SelfSpec(max_nodes=6, budget="fixed") for _ in range(2))
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
         self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
-        self.encoder = Encoder(
+        self.translator = PromptTranslator(
             self.tokenizer, self.model.config.vocab_size, max_positions, end_ids=[1]
         )
-        self.app = application(self.thread, name=NAME, encoder=self.encoder, **(gate or {}))
+        self.app = application(self.thread, name=NAME, translator=self.translator, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
-        self.add_extra(self.thread.requests)
+        self.add_extra(self.thread.maker)
 
     def extra(self, prompt: Any) -> dict[str, Any]:
         """Further arguments of `generate()`."""
         return {}
 
-    def add_extra(self, requests: Requests) -> None:
+    def add_extra(self, maker: PromptMaker) -> None:
         """Lets each prompt have further arguments."""
-        prepared = requests.prompt
+        prepared = maker.prompt
 
         def extended(
             index: int, inputs: Any, seed: Any, arguments: dict[str, Any], *others: Any
         ) -> Any:
             return prepared(index, inputs, seed, {**arguments, **self.extra(inputs)}, *others)
 
-        requests.prompt = extended  # type: ignore[method-assign]
+        maker.prompt = extended  # type: ignore[method-assign]
 
     def in_file(self, body: dict[str, Any]) -> Any:
         """The answer that a batch file has for a body."""
         session = Session(self.spec_of_files.runner(self.model), self.spec_of_files)
-        requests = Requests(self.model, self.tokenizer, self.spec_of_files)
-        self.add_extra(requests)
+        maker = PromptMaker(self.model, self.tokenizer, self.spec_of_files)
+        self.add_extra(maker)
         lines = [read_line(1, json.dumps({"body": body}).encode())]
-        (result,) = results(lines, session, requests, self.encoder, model_name=NAME, seed=0)
+        (result,) = results(lines, session, maker, self.translator, model_name=NAME, seed=0)
         return json.loads(result.text)["response"]["body"]
 
     def choices_in_file(self, body: dict[str, Any]) -> Any:
@@ -96,15 +96,21 @@ class Served:
 
 
 @contextmanager
-def seeing_client(pair: tuple[Any, Any], encoder_type: type[Encoder] = Encoder) -> Iterator[Any]:
+def seeing_client(
+    pair: tuple[Any, Any], translator_type: type[PromptTranslator] = PromptTranslator
+) -> Iterator[Any]:
     """A client of a model that sees, with its thread."""
     model, processor = pair
     spec = SelfSpec(max_nodes=6, budget="fixed")
     thread = ModelThread(model, processor.tokenizer, spec, max_rows=4, max_memory=1 << 24)
     thread.start()
     vocab_size = model.config.text_config.vocab_size
-    encoder = encoder_type(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
-    with TestClient(application(thread, name=NAME, encoder=encoder), "http://localhost") as made:
+    translator = translator_type(
+        processor.tokenizer, vocab_size, 512, images=ImageReader(processor)
+    )
+    with TestClient(
+        application(thread, name=NAME, translator=translator), "http://localhost"
+    ) as made:
         made.thread = thread
         yield made
 

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 from openai import OpenAI
 
 from selfspec.engine import Engine
-from selfspec.serving.encoder import Encoder
+from selfspec.serving.translator import PromptTranslator
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.serving.test_images import asked, text_alone
@@ -41,7 +41,7 @@ class Hostile:
         return scores
 
 
-class Treacherous(Encoder):
+class Treacherous(PromptTranslator):
     """Gives a processor that fails to prompts that ask for it."""
 
     def arguments_for(self, prompt: Any, settings: Any) -> Any:

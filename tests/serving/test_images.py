@@ -17,17 +17,18 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
 
-from selfspec.cli.loading import Loaded, images_of
-from selfspec.cli.options import DraftOptions
+from selfspec.cli.loading import images_of
+from selfspec.cli.options import WriteOptions
 from selfspec.cli.prompt_files import read_line
+from selfspec.cli.writer import load_writer
 from selfspec.serving import images as images_module
 from selfspec.serving import limits
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.limits import ByteBudget
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import Chat
+from selfspec.serving.translator import PromptTranslator
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.waiting import wait_until
@@ -214,8 +215,8 @@ def test_a_model_that_reads_no_images() -> None:
 
 def test_a_line_of_a_prompt_file(pair: tuple[Any, Any]) -> None:
     line = read_line(1, json.dumps({"messages": asked(PNG)}).encode())
-    encoder = Encoder(pair[1].tokenizer, 999, 512, images=ImageReader(pair[1]))
-    inputs, _ = encoder.arguments_for(line.prompt, line.settings)
+    translator = PromptTranslator(pair[1].tokenizer, 999, 512, images=ImageReader(pair[1]))
+    inputs, _ = translator.arguments_for(line.prompt, line.settings)
     assert isinstance(inputs, dict)
     assert inputs["pixel_values"].shape == (1, 3, 8, 8)
 
@@ -224,8 +225,8 @@ def test_the_command_line_loads_what_reads_images(pair: tuple[Any, Any], tmp_pat
     model, processor = pair
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    loaded = Loaded.load(DraftOptions(model=str(tmp_path)), sees=True)
+    loaded = load_writer(WriteOptions(model=str(tmp_path)), sees=True)
     assert type(loaded.model) is type(model)
     assert loaded.images.processor.image_processor is not None
-    limited = DraftOptions(model=str(tmp_path), max_memory="1GB")
+    limited = WriteOptions(model=str(tmp_path), max_memory="1GB")
     assert "--max-memory" in images_of(limited).reason

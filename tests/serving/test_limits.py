@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from selfspec.serving import limits
-from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.limits import ByteBudget
 from selfspec.serving.schema import Settings
+from selfspec.serving.translator import PromptTranslator
 from tests.serving.conftest import COMPLETION
 from tests.serving.test_listening import Address, listening
 from tests.waiting import PATIENCE, wait_until
@@ -75,9 +75,9 @@ def test_who_has_left_is_dropped_before_work_begins(
     address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty long texts of clients that had gone once let the next one wait for 13 seconds."""
-    prepared, go_on, arguments_for = list[str](), threading.Event(), Encoder.arguments_for
+    prepared, go_on, arguments_for = list[str](), threading.Event(), PromptTranslator.arguments_for
 
-    def slow(self: Encoder, prompt: Any, settings: Any) -> Any:
+    def slow(self: PromptTranslator, prompt: Any, settings: Any) -> Any:
         prepared.append(prompt)
         go_on.wait(PATIENCE)
         return arguments_for(self, prompt, settings)
@@ -86,7 +86,7 @@ def test_who_has_left_is_dropped_before_work_begins(
         lines = address.client.get("/metrics").text.splitlines()
         return next(int(line.split()[1]) for line in lines if "requests_cancelled" in line)
 
-    monkeypatch.setattr(Encoder, "arguments_for", slow)
+    monkeypatch.setattr(PromptTranslator, "arguments_for", slow)
     before, posts = num_gone(), [address.complete(prompt=f"long {n}") for n in range(5)]
     wait_until(lambda: len(prepared) == 1 and address.thread.num_waiting == 5)
     for connection in posts:
@@ -104,10 +104,10 @@ def test_a_text_that_is_obviously_too_long_is_not_tokenized(chat_folder: str) ->
         def __call__(self, _text: str) -> Any:
             raise AssertionError("it was tokenized")
 
-    encoder = Encoder(Never(), 320, 512)
+    translator = PromptTranslator(Never(), 320, 512)
     for prompt in ("x" * 8193, [{"role": "user", "content": "é" * 8193}]):
         with pytest.raises(RequestError, match="the model's 512 positions"):
-            encoder.encoded(prompt, Settings())
+            translator.encoded(prompt, Settings())
 
 
 def test_a_request_alone_may_have_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:

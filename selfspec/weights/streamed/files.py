@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
+from selfspec.machine.hub import find_file
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 CHUNK = 1 << 25  # One read takes at most this many bytes.

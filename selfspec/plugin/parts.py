@@ -1,15 +1,19 @@
-"""The draft model of a call: whether it can draft for the model at hand, and how it is asked."""
+"""The parts of a `SelfSpec` that a user hands over, checked; and how a draft model is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from transformers import PreTrainedModel
 
-from selfspec.config import ROUNDED
+from selfspec.cache import CacheContents
+from selfspec.config import ROUNDED, SpecConfig
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.errors import ConfigError, UnsupportedError, VocabularyError, shown
 from selfspec.forward.model import num_readable, vocab_size
 from selfspec.neural.rounded_copy import rounded_copy
 from selfspec.neural.self_draft import SelfDraft
@@ -18,6 +22,35 @@ from selfspec.runner import ModelRunner
 
 # Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
+
+
+def check_parts(
+    config: Any, extra_sources: Any, contents: Any, shape: Any, calibration: Any, draft_model: Any
+) -> None:
+    """Refuses what is no such part, when a `SelfSpec` is made."""
+    if not isinstance(config, SpecConfig | None):
+        raise ConfigError(
+            f"config must be a SpecConfig (got {shown(config)}); knobs go by name, such as "
+            "SelfSpec(max_nodes=32), and a model goes to selfspec.attach(model)"
+        )
+    for part, wanted in ((shape, Shape), (calibration, Calibration)):
+        if not isinstance(part, wanted | None):
+            name = wanted.__name__
+            raise ConfigError(f"{name.lower()} must be a {name} (got {part!r:.80})")
+    is_list = isinstance(extra_sources, Iterable)
+    for source in extra_sources if is_list else [extra_sources]:
+        if not (is_list and isinstance(source, Source)):
+            raise ConfigError(
+                f"extra_sources must be a list of sources of your own (got {shown(source)}); "
+                "sources= names those of selfspec"
+            )
+    if not isinstance(contents, CacheContents | None):
+        raise ConfigError(
+            f"contents must be what load_cache() of selfspec.cache returns (got "
+            f"{shown(contents)}); SelfSpec.from_pretrained() takes the name of a cache"
+        )
+    if draft_model is not None and draft_model not in ROUNDED:
+        check_draft_model(draft_model)
 
 
 def check_draft_model(model: PreTrainedModel) -> None:
