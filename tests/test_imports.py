@@ -145,7 +145,7 @@ def test_a_module_imports_only_what_the_table_allows():
 
 
 def in_circles(imports: dict[str, set[str]]) -> set[str]:
-    """The modules that import each other in a circle, or are imported by one that does."""
+    """The modules that import each other in a circle, or import one that does."""
     left = dict(imports)
     while leaves := [name for name, needed in left.items() if not needed & left.keys()]:
         for name in leaves:
