@@ -28,7 +28,7 @@ from selfspec.compat.states import has_states
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
-from selfspec.draft.sources.grammar import GrammarSource, TokenBytes
+from selfspec.draft.sources.grammar import GrammarSource
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.inputs import other_inputs
 from selfspec.forward.prompt import (
@@ -256,7 +256,7 @@ class Prompt(Call):
     def _sources(self) -> list[list[Source]]:
         """For each row: its prediction, the grammar that its processors follow, a draft model."""
         num_rows = len(self.input_ids)
-        grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
+        grammars = cache(partial(grammars_of, self.logits_processor, num_rows))
         sources: list[list[Source]] = []
         for number, prediction in enumerate(self.predictions):
             named = (prediction, GrammarSource(grammars, number), self.draft_model)
