@@ -145,14 +145,6 @@ def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
     assert not generation.runs_in_step(model, False)
 
 
-def test_the_length_of_a_dropped_mask():
-    def look(_model, ids, kwargs):
-        config, is_dropped = kwargs["generation_config"], kwargs.get("attention_mask") is None
-        return not is_dropped or generation.length_of_dropped_mask(config) == ids.shape[1]
-
-    assert inside_a_call(new_model(), look)
-
-
 def test_windowed_layers_record_and_count():
     model = tiny_model("mistral")
     cache = DynamicCache(config=model.config)
