@@ -101,7 +101,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
 
     def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
         share = left.pop(0) if len(left) > 1 else left[0]
-        return ProductTimes(packers_for(weights[0].dtype)[0], (1.0, 1.0), (share, share))
+        return ProductTimes(packers_for(weights[0].dtype)[0], (1.0,) * 3, (share,) * 3)
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "product_times", product_times)

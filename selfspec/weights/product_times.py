@@ -16,7 +16,8 @@ from torch.nn.functional import linear
 
 from selfspec.weights.formats import Packer, packers_for
 
-_PLAIN, WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
+# Tokens of a plain step, of a step with drafts, and of a prompt: all three are timed.
+_NUMBERS = (1, 8, 64)
 # This many weights are timed. They leave the CPU's cache before they are used again.
 SAMPLE = 1 << 23
 _PART = SAMPLE // 8  # At most this many of one layer, so that several shapes are among them.
@@ -26,10 +27,13 @@ _PAYS = 0.9
 # A single token may take at most 25 % longer, since plain calls compute from packed weights, too.
 # In bfloat16 under AVX2 it took 24 % longer, and eight tokens a fifth.
 _MOST_OF_PLAIN = 1.25
+# A prompt may take at most 10 % longer. With bfloat16 on a CPU that calculates in it, prompts took
+# up to 60 % longer from float16, though single tokens took less.
+_MOST_OF_PROMPT = 1.1
 
 
 class ProductTimes(NamedTuple):
-    """Seconds of products, divided by the number of weights: with one token and with eight."""
+    """Seconds of products with 1, 8 and 64 tokens, divided by the number of weights."""
 
     packer: Packer
     plain: Sequence[float]  # as torch computes them
@@ -37,14 +41,16 @@ class ProductTimes(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the time, what is left with packed layers where these are faster."""
+        """Of the time of steps, what is left with packed layers where these are faster."""
         shares = [min(self.packed[index] / self.plain[index], 1.0) for index in (0, 1)]
         return sum(shares) / 2
 
     @property
     def pays(self) -> bool:
-        """Does packing cut the time enough, and is a single token fast enough, too?"""
-        return self.share <= _PAYS and self.packed[0] <= _MOST_OF_PLAIN * self.plain[0]
+        """Does packing cut the time of steps enough, and are a token and a prompt fast enough?"""
+        most = _MOST_OF_PLAIN * self.plain[0], _MOST_OF_PROMPT * self.plain[2]
+        is_fast = self.packed[0] <= most[0] and self.packed[2] <= most[1]
+        return is_fast and self.share <= _PAYS
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
@@ -54,22 +60,24 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
     """
     sample = _sample(weights)
     times = [_times_of(packer, sample) for packer in packers_for(sample[0].dtype)]
-    return min(times, key=lambda times: times.share)
+    return min(times, key=lambda times: (not times.pays, times.share))
 
 
 def _times_of(packer: Packer, sample: Sequence[torch.Tensor]) -> ProductTimes:
-    """Products as they are and packed, in turns."""
-    number = sum(weight.numel() for weight in sample)
+    """Products as they are and packed, in turns; with a prompt, those of the first weight alone."""
     matrices = packer(sample)
-    plain, packed = [math.inf, math.inf], [math.inf, math.inf]
-    as_they_are = [partial(linear, weight=weight) for weight in sample]
+    plain, packed = [math.inf] * len(_NUMBERS), [math.inf] * len(_NUMBERS)
     generator = torch.Generator("cpu").manual_seed(0)
-    for index, num_tokens in enumerate((_PLAIN, WIDE)):
-        inputs = [_input(weight, num_tokens, generator) for weight in sample]
+    for index, num_tokens in enumerate(_NUMBERS):
+        part = sample[:1] if num_tokens == _NUMBERS[-1] else sample
+        inputs = [_input(weight, num_tokens, generator) for weight in part]
+        as_they_are = [partial(linear, weight=weight) for weight in part]
+        number = sum(weight.numel() for weight in part)
         for _ in range(_ROUNDS):
             plain[index] = min(plain[index], _seconds(as_they_are, inputs) / number)
             if None not in matrices:  # As where a weight is not finite.
-                packed[index] = min(packed[index], _seconds(matrices, inputs) / number)
+                seconds = _seconds(matrices[: len(part)], inputs)
+                packed[index] = min(packed[index], seconds / number)
     return ProductTimes(packer, plain, packed)
 
 
@@ -79,7 +87,7 @@ def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for weight in weights:
         if sum(weight.numel() for weight in sample) >= SAMPLE:
             break
-        sample.append(weight[: max(_PART // weight.shape[1], 1)])
+        sample.append(weight.detach()[: max(_PART // weight.shape[1], 1)])
     return sample
 
 

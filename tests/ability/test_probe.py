@@ -22,7 +22,6 @@ from selfspec.ability.look import look_at
 from selfspec.ability.probe import attention_types, probe
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.user_code import foreign_code
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
 from selfspec.forward.backends import TreeBackend

@@ -62,6 +62,17 @@ def test_a_fixed_budget_takes_all_that_is_allowed():
     assert len(tree) == 2
 
 
+def test_one_drafting_that_was_held_up_does_not_forbid_the_next_ones():
+    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.5}))
+    for drafting in (0.5, 100.0, 0.5, 0.5, 100.0, 0.5):
+        step = budget.step(8)
+        assert step.max_nodes > 1
+        step.observe(StepTime(8, drafting, 1.5), [record(2)])
+    for _ in range(3):  # Drafting that stays slow is charged.
+        budget.step(8).observe(StepTime(8, 100.0, 1.5), [record(2)])
+    assert budget.step(8).max_nodes == 1
+
+
 def test_what_was_decided_is_said_in_a_line():
     budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.5}))
 
