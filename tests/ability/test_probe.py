@@ -24,6 +24,7 @@ from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
+from selfspec.compat.states import state_functions
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from tests.fakes import new_model, tiny_model
