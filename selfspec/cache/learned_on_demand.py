@@ -98,59 +98,36 @@ class LearnedOnDemand:
 
     def save(self) -> None:
         """Adds what is learned to the file of `remember=`."""
-        with self._saving:
-            if self.remembered is not None and (contents := self._to_save()) is not None:
-                self.remembered.add(contents, self._vocab_size, max_wait=_MAX_WAIT)
+        self._save(_MAX_WAIT)
 
     def save_if_due(self) -> None:
-        """The same once in some minutes, in another thread.
-
-        Costs a copy of the tables. Another save, here or in another process, is not waited for.
-        """
-        is_due = time.monotonic() - self._saved_at >= SAVE_SECONDS
-        if self.remembered is None or not is_due or not self._saving.acquire(blocking=False):
-            return
-        thread = None
-        try:
-            if (contents := self._to_save()) is not None:
-                args = (self.remembered, contents)
-                thread = threading.Thread(target=self._save_beside, args=args)
-                thread.start()
-        except RuntimeError as error:  # The process may start no more threads.
-            _log.info("what was learned is saved later: %s", error)
-        finally:
-            if thread is None or thread.ident is None:
-                self._saving.release()
+        """The same once in some minutes, unless another process saves at the moment."""
+        if self.remembered is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS:
+            self._save_or_warn(max_wait=0.0)
 
     def end(self) -> None:
         """The last save, when the `SelfSpec` goes or the process ends."""
+        self._save_or_warn(_MAX_WAIT)
+
+    def _save_or_warn(self, max_wait: float) -> None:
         try:
-            self.save()
+            self._save(max_wait)
         except CacheError as error:
-            self._warn(error)
+            if isinstance(error, Busy) and not max_wait:
+                _log.info("what was learned is saved later: %s", error)
+            elif not self._warned:
+                _log.warning("what was learned is not saved: %s", error)
+                self._warned = True
 
-    def _save_beside(self, remembered: RememberedFile, contents: CacheContents) -> None:
-        try:
-            remembered.add(contents, self._vocab_size, max_wait=0.0)
-        except Busy as error:
-            _log.info("what was learned is saved later: %s", error)
-        except CacheError as error:
-            self._warn(error)
-        finally:
-            self._saving.release()
-
-    def _warn(self, error: CacheError) -> None:
-        if not self._warned:
-            _log.warning("what was learned is not saved: %s", error)
-        self._warned = True
-
-    def _to_save(self) -> CacheContents | None:
-        """A copy of what is learned, if it may be saved."""
+    def _save(self, max_wait: float) -> None:
         self._saved_at = time.monotonic()
         learned, remembered = self._learned, self.remembered
         if learned is None or remembered is None or not remembered.saves:
-            return None
-        return replace(contents_of(learned, remembered.tokenizer), about={"kept_by": "remember"})
+            return
+        with self._saving:
+            contents = contents_of(learned, remembered.tokenizer)
+            contents = replace(contents, about={"kept_by": "remember"})
+            remembered.add(contents, self._vocab_size, max_wait=max_wait)
 
     def contents(
         self, tokenizer: Tokenizer | None, about: Mapping[str, Any] | None
