@@ -47,7 +47,7 @@ def lut2(pairs: Sequence[tuple[int, int]] = ((1, 4), (3, 1)), top_k: int = 4):
 def rates() -> list:
     return [
         [[["lut", 0, 1, 1, 0]], 3.5, 5.0],
-        [[["lut", 0, 1, 1, 0], ["runners", 0, 1, 1, 2]], 1.0, 4.0],
+        [[["lut", 0, 1, 1, 0], ["near_misses", 0, 1, 1, 2]], 1.0, 4.0],
     ]
 
 

@@ -20,8 +20,8 @@ from selfspec.draft.sources import (
     ContextSource,
     Cursor,
     LutSource,
+    NearMissesSource,
     RowStart,
-    RunnersSource,
     Source,
 )
 from selfspec.records import Evidence, TopK
@@ -44,7 +44,7 @@ from tests.scripted import (
     wild,
 )
 
-DRAFTERS = ("context", "doubt", "lies", "lut", "runners", "truth", "wild")
+DRAFTERS = ("context", "doubt", "lies", "lut", "near_misses", "truth", "wild")
 
 
 def sources_of(names: set[str], model: ScriptedModel) -> list[Any]:
@@ -53,7 +53,7 @@ def sources_of(names: set[str], model: ScriptedModel) -> list[Any]:
         "doubt": doubtful(model),
         "lies": hostile(model),
         "lut": LutSource(VOCAB, 3),
-        "runners": RunnersSource(),
+        "near_misses": NearMissesSource(),
         "truth": omniscient(model),
         "wild": wild(1),
     }
@@ -340,7 +340,7 @@ def test_a_source_whose_candidates_are_none_ends_no_text(candidate, caplog):
         def open(self, row: RowStart) -> Cursor:
             return Wrong(candidate)
 
-    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), WrongSource(), RunnersSource()])
+    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), WrongSource(), NearMissesSource()])
     assert run.decode() == plain_text(run)
     assert run.stats.tokens_per_step > 2
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]

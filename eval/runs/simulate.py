@@ -2,7 +2,7 @@
 
 The text stands for the model: at each token it says what comes next, and nothing of what else was
 likely. So tables learn from the text's own tokens alone, where a model would teach them its top-K
-after every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
+after every drafted node, and the near misses have nothing to say. Tokens per step come out lower
 than with the model; what a knob or a source does to them is what it is for. The same rows and
 knobs give the same figures on every machine. A `Clock` says what each step would have taken.
 """

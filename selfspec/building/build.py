@@ -18,7 +18,7 @@ from selfspec.cache.contents import Arrays
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
-from selfspec.draft.sources.texts import MAX_TOKENS
+from selfspec.draft.sources.answers import MAX_TOKENS
 from selfspec.errors import BuildError
 from selfspec.forward.model import max_positions, vocab_size
 from selfspec.learning import top_k_of

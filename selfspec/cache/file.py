@@ -28,6 +28,7 @@ from selfspec.cache.contents import (
     check_table,
     tokenizer_info,
 )
+from selfspec.config import OLD_SOURCE_NAMES
 from selfspec.errors import CacheError, first_mistake, one_line
 from selfspec.machine.hub import ask_once
 from selfspec.machine.memory import free_memory
@@ -253,7 +254,10 @@ def _checked_rates(rates: Sequence[_Rate] | None) -> list[list[Any]] | None:
         return None
     if not all(0 <= hits <= trials and trials > 0 for _, hits, trials in rates):
         raise ValueError("its calibration must have 0 <= hits <= trials and trials > 0")
-    return [[list(map(list, evidence)), hits, trials] for evidence, hits, trials in rates]
+    return [
+        [[[OLD_SOURCE_NAMES.get(name, name), *bins] for name, *bins in evidence], hits, trials]
+        for evidence, hits, trials in rates
+    ]
 
 
 def _reason(error: Exception) -> str:

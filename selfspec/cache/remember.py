@@ -24,7 +24,7 @@ from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY
-from selfspec.draft.sources.texts import MAX_TOKENS
+from selfspec.draft.sources.answers import MAX_TOKENS
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 from selfspec.machine.user_files import locked, remove_scratch
 
@@ -119,7 +119,7 @@ def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
     for source in learned.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
-        elif source.name == "texts" and contents.answers is not None:
+        elif source.name == "answers" and contents.answers is not None:
             source.restore({"tokens": contents.answers})
     learned.calibration.restore(contents.calibration or [])
 
@@ -131,7 +131,7 @@ def contents_of(learned: Learned, tokenizer: TokenizerInfo) -> CacheContents:
         tokenizer=tokenizer,
         tables={name: table for name, table in arrays.items() if name in KEY_OF},
         calibration=learned.calibration.rows(),
-        answers=arrays.get("texts", {}).get("tokens"),
+        answers=arrays.get("answers", {}).get("tokens"),
     )
 
 

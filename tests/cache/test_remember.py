@@ -326,16 +326,16 @@ def test_what_is_forgotten_before_it_was_saved_never_is(path):
 
 def test_whole_answers_come_back_after_a_restart(path):
     """Whatever else drafts, and those of several processes; each answer is kept once."""
-    spec = new_spec(path, sources=("texts",), budget="fixed")
+    spec = new_spec(path, sources=("answers",), budget="fixed")
     first = write(spec)
     write(spec)
     spec.save_learned()
-    other = learned(path, seed=2, sources=("texts",))
+    other = learned(path, seed=2, sources=("answers",))
     answers = load_cache(path).answers.tolist()
     assert answers.count(-1) == 2
     assert answers[:25] == [*first[0][-24:], -1]
     del spec, other
-    again = new_spec(path, sources=("texts",), budget="fixed")
+    again = new_spec(path, sources=("answers",), budget="fixed")
     assert write(again) == first
     assert again.stats.tokens_per_step > 3
     again.forget()
@@ -349,10 +349,10 @@ def test_whole_answers_come_back_after_a_restart(path):
 
 def test_what_was_saved_while_it_was_written_gives_way_to_the_whole(path):
     """Another row's end saves, and this text has begun."""
-    spec = new_spec(path, sources=("texts",))
+    spec = new_spec(path, sources=("answers",))
 
     def save_once(record):
-        if len(spec.learned(VOCAB).tables()["texts"]["tokens"]) == 9:
+        if len(spec.learned(VOCAB).tables()["answers"]["tokens"]) == 9:
             spec.save_learned()
             beginnings.append(load_cache(path).answers.tolist())
 

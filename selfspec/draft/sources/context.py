@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfspec.draft.sources.following import FollowingCursor, IndexedText
+from selfspec.draft.sources.following import Following, FollowingCursor, IndexedText
 from selfspec.draft.sources.source import RowStart, Source
 from selfspec.records import StepRecord
 
-# Of the places that match the end of the text, the 32 longest matches are remembered.
-_MAX_MATCHES = 32
+# Of the places that match the end of the text, the 16 longest matches are remembered.
+_MOST_MATCHES = 16
 # No match at the end of a prompt counts as longer than this.
 _LONGEST_IN_PROMPT = 64
 
@@ -33,8 +33,10 @@ class ContextCursor(FollowingCursor):
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
         start = max(len(prompt_ids) - _LONGEST_IN_PROMPT, 0)
-        self._own_text = IndexedText(prompt_ids[:start], _MAX_MATCHES)
-        super().__init__(self._own_text, "context", top_k, _MAX_MATCHES)
+        self._so_far = IndexedText(prompt_ids[:start], _MOST_MATCHES)
+        super().__init__(
+            "context", self._so_far, Following(), most_matches=_MOST_MATCHES, top_k=top_k
+        )
         for token in prompt_ids[start:]:
             self._append(token)
 
@@ -44,4 +46,4 @@ class ContextCursor(FollowingCursor):
 
     def _append(self, token: int) -> None:
         self._end = self.follow(self._end, token)
-        self._own_text.append(token)
+        self._so_far.append(token)

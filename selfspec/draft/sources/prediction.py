@@ -1,4 +1,4 @@
-"""What the answer will probably look like: a text of the caller's."""
+"""What the answer will probably look like: a text of the caller's. Serves one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from selfspec.draft.sources.following import SURE, Following, FollowingCursor, IndexedText
 from selfspec.draft.sources.source import RowStart, Source
 
-_MAX_MATCHES = 4
+# At most 4 places are known, so that no more tokens are named.
+_MOST_MATCHES = 4
 
 
 class Prediction(Source):
@@ -20,5 +21,6 @@ class Prediction(Source):
 
     def open(self, row: RowStart) -> FollowingCursor:
         """A cursor in front of the answer's first token, which is expected with some trust."""
-        start = Following(((0, SURE - 1),), left=0, ahead=0)
-        return FollowingCursor(self.text, self.name, 32, _MAX_MATCHES, start)
+        front = Following(((0, SURE - 1),), left=0, ahead=0)
+        knobs = {"most_matches": _MOST_MATCHES, "top_k": _MOST_MATCHES}
+        return FollowingCursor(self.name, self.text, front, **knobs)

@@ -1,10 +1,9 @@
-"""Texts that rows have written: where the last tokens were written before, a text may go on alike.
+"""Answers that rows have written: where the last tokens were written before, it may go on alike.
 
 One memory of a `SelfSpec`, into which all rows write while they are decoded, so that samples of one
 prompt copy from each other. It holds answers and no prompts. A token is found by the 4, 10 or 16
 tokens in front of it, which may be the prompt's; of equal ones the newest is known. A place that
-was found is followed while both texts agree, and the longer they do, the surer it is. Where one
-token differs, both may go on alike after it, as in an edit.
+was found is followed with changes allowed, as in an edit.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _POWERS = [pow(_FACTOR, power, 1 << _WORD_BITS) for power in range(_LONGEST + 1)
 _LENGTHS_AND_POWERS = tuple((length, _POWERS[length]) for length in _LENGTHS)
 
 
-class TextsSource(Source):
+class AnswersSource(Source):
     """A ring of tokens, each with the place of the one after it, and an index of their places.
 
     A place is how many tokens were written before. Once the ring is full, new tokens replace the
@@ -44,7 +43,7 @@ class TextsSource(Source):
     It takes 19 MB for 262,144 tokens.
     """
 
-    name = "texts"
+    name = "answers"
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -63,13 +62,13 @@ class TextsSource(Source):
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
 
-    def open(self, row: RowStart) -> TextsCursor:
-        return TextsCursor(self, row.prompt_ids, learns=row.learns)
+    def open(self, row: RowStart) -> AnswersCursor:
+        return AnswersCursor(self, row.prompt_ids, learns=row.learns)
 
-    def copy(self) -> TextsSource:
+    def copy(self) -> AnswersSource:
         """A copy for one request; if there is anything to copy, costs one pass over the memory."""
         if not self._num_written:
-            return TextsSource(self._max_tokens)
+            return AnswersSource(self._max_tokens)
         twin = copy.copy(self)
         twin._lock = threading.Lock()
         with self._lock:
@@ -89,6 +88,7 @@ class TextsSource(Source):
         return -1 if place < 0 else self._next_places[place % self._max_tokens]
 
     def near(self, token: int, left: int) -> Iterable[int]:
+        """None: a place is found by several tokens in front of it."""
         return ()
 
     def find(self, key: int) -> int:
@@ -162,11 +162,11 @@ class TextsSource(Source):
         self._tokens, self._next_places, self._keys, self._places = (a.data for a in arrays)
 
 
-class TextsCursor(FollowingCursor):
+class AnswersCursor(FollowingCursor):
     """The place in other texts where one row's text is, and what it writes itself."""
 
-    def __init__(self, source: TextsSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
-        super().__init__(source, "texts", 4, 4)
+    def __init__(self, source: AnswersSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
+        super().__init__("answers", source, Following(), most_matches=4, top_k=4)
         self._source = source
         self._learns = learns
         self._last = -1  # The place of the last token that it wrote.
@@ -174,6 +174,10 @@ class TextsCursor(FollowingCursor):
         for token in prompt_ids[-_LONGEST:]:
             self._move(token)
         self._keys = self._keys_at_end()
+
+    def follow(self, state: Following, token: int) -> Following:
+        is_somewhere = state.matches or state.left >= 0
+        return super().follow(state, token) if is_somewhere else state
 
     def observe(self, record: StepRecord) -> None:
         """Moves on, and looks the end of the text up if few tokens agree so far."""
@@ -194,7 +198,7 @@ class TextsCursor(FollowingCursor):
         run = next((run for place, run in self._end.matches if self._source.token(place) >= 0), 0)
         lengths = _LENGTHS[: len(self._keys)]
         for length, key in zip(reversed(lengths), reversed(self._keys), strict=True):
-            if length <= run:
+            if length < run:
                 return
             if self._source.token(place := self._source.find(key)) >= 0:
                 self._end = Following(((place, length),), place, place)
