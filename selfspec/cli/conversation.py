@@ -10,7 +10,7 @@ from selfspec.batch.text_stream import LiveText
 from selfspec.cli.writer import Writer
 from selfspec.errors import CliError
 from selfspec.plugin import SelfSpec
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 
 
 class Conversation:

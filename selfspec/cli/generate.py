@@ -14,7 +14,7 @@ from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
 from selfspec.cli.paint import harmless
 from selfspec.cli.writer import load_writer
 from selfspec.errors import CliError
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.cli.prompt_files import PromptLine, read_prompts
 from selfspec.serving.images import has_images
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 from selfspec.serving.translator import Encoded
 
 if TYPE_CHECKING:

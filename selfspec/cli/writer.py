@@ -79,7 +79,7 @@ class Writer(Loaded):
         return new_ids
 
     def choice(self) -> dict[str, Any]:
-        from selfspec.serving.schema import choice_of
+        from selfspec.serving.settings import choice_of
 
         temperature = self.options.temperature
         return {} if temperature is None else choice_of(temperature)
