@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import show_log
-from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
+from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.config import ROUNDED
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.hub import MODEL_FILES, ask_once, check_model_name, find_file
@@ -24,10 +24,10 @@ def check_options(options: ModelOptions) -> None:
     """Refuses names and amounts that can't be right, without torch. Shows the log from now on."""
     show_log(options.verbose)
     names = {"MODEL": options.model}
-    if isinstance(options, RunOptions) and options.max_memory is not None:
-        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
-    if isinstance(options, DraftOptions):
+    if isinstance(options, RunOptions):
         names["--draft-model"] = None if options.draft_model in ROUNDED else options.draft_model
+        if options.max_memory is not None:
+            amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
     for option, name in names.items():
         if name is not None:
             check_model_name(name, option)

@@ -1,4 +1,4 @@
-"""Chains on the stock cache, for models whose attention can't take a tree."""
+"""Chains on transformers' cache, for models whose attention can't take a tree."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
+from selfspec.forward.layers import take_over
 from selfspec.forward.model import EagerForwards, Forwarded, Logits, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ChainBackend:
-    """Chains on the stock cache, for models whose forward can't take a tree.
+    """Chains on transformers' cache, for models whose forward can't take a tree.
 
     All rows advance by the same number of tokens. The model's own `generate` code prepares the
     inputs, so they are what its plain steps would get.
@@ -68,7 +69,7 @@ class ChainBackend:
         self._prompt_length = self._ids.shape[1]
         self._first_front = columns_of(self._cache) or self._prompt_length
         record_past(self._cache)
-        self._states.take_over(self._cache.layers)
+        take_over(self._cache.layers, self._states)
 
     @property
     def front(self) -> int:

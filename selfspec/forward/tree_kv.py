@@ -1,9 +1,9 @@
 """The keys and values of some rows while drafting, with room after them for trees.
 
 This module and `slots` hold all that depends on transformers' cache API. A prompt's forward fills a
-stock cache as always. `TreeKV.add` moves its contents into slots, on which drafting works, and
-`release` gives them back as if stock decoding had filled the cache. A policy of `sizes` says how
-many slots there are.
+transformers' cache as always. `TreeKV.add` moves its contents into slots, on which drafting works,
+and `release` gives them back as if plain decoding had filled the cache. A policy of `sizes` says
+how many slots there are.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from selfspec.forward.columns import Columns, TextKV
 from selfspec.forward.layers import KVLayer, layers_for
+from selfspec.forward.layout import TreePlacement
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.rows import Forward, KVRow
+from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Need, Policy, length_bucket
 from selfspec.forward.slots import (
     LARGE,
@@ -30,7 +31,7 @@ from selfspec.forward.slots import (
 )
 from selfspec.forward.states.slots import Moves, States, settle
 
-_NO_FORWARD = Forward((), 0, {})
+_NO_FORWARD = TreePlacement((), 0, {})
 
 
 class _Due(NamedTuple):
@@ -58,7 +59,7 @@ class TreeKV:
         self.cache = DynamicCache()
         self.cache.layers = layers_for(attention.by_layer, attention.states, self)
         self.attention = attention
-        self._stock_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
+        self._their_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
         self._members: dict[Format, list[Member]] = {}
         self._parts: list[Slots] = []
         self._generation = 0
@@ -118,7 +119,7 @@ class TreeKV:
         return num_keys
 
     def add(self, cache: Cache, rows: Sequence[KVRow], others: Sequence[KVRow] = ()) -> None:
-        """Moves what a prompt has put into a stock cache to places after others', and empties it.
+        """Moves what a prompt has put into its cache to places after others', and empties that.
 
         On any exception, the cache and the other rows are unchanged.
         """
@@ -141,9 +142,11 @@ class TreeKV:
             raise
         for place, row in enumerate(rows, first):
             row.place, row.first_columns = place, firsts
-        self.rows, self._stock_layers, self._end = everyone, layers, max(self._end, front)
+        self.rows, self._their_layers, self._end = everyone, layers, max(self._end, front)
 
-    def reserve(self, rows: Sequence[KVRow], width: int, num_rows: int | None = None) -> Forward:
+    def reserve(
+        self, rows: Sequence[KVRow], width: int, num_rows: int | None = None
+    ) -> TreePlacement:
         """Makes room for trees of `width` nodes of some rows, which lie side by side.
 
         The layers show their places, and the next ones if a forward has surplus rows.
@@ -157,7 +160,7 @@ class TreeKV:
                 except RuntimeError:  # There may be memory for this tree, if not for later ones.
                     self._make_room(part, rows, end, most=end)
             firsts[part.attention_type] = part.first
-        self.forward, self._end = Forward(rows, front, firsts), max(self._end, end)
+        self.forward, self._end = TreePlacement(rows, front, firsts), max(self._end, end)
         places = slice(rows[0].place, rows[0].place + (num_rows or len(rows)))
         if places != self._shown:
             self.states.make_room(places.stop)
@@ -226,13 +229,13 @@ class TreeKV:
         self.rows = list(rows)
 
     def release(self, *, fills: bool = True) -> None:
-        """Gives the stock cache its contents back if anybody gets it, and forgets all rows.
+        """Gives transformers' cache its contents back if anybody gets it, and forgets all rows.
 
         Rows differ in length only after an error; then the cache has that of the shortest row.
         """
         if fills and self.rows:
             self._settle()
-            layers, places = self._stock_layers, slice(0, len(self.rows))
+            layers, places = self._their_layers, slice(0, len(self.rows))
             length = min(row.num_columns for row in self.rows)
             for part in self._parts:  # Slots that outlive the call are copied.
                 part.give_back(layers, places, length, copies=self.policy.is_fixed)
@@ -241,7 +244,7 @@ class TreeKV:
 
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
-        self.rows, self._stock_layers, self.visible = (), [], None
+        self.rows, self._their_layers, self.visible = (), [], None
         self.forward, self._shown, self._end, self._due = _NO_FORWARD, None, 0, _Due()
         if not self.policy.is_fixed:
             self._parts, self._members = [], {}

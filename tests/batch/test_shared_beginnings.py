@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 class Failing:
     """Its own processor breaks off one text."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -165,7 +165,6 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
         max_rows=dice.randrange(1, 4),
         max_memory=dice.choice(("1GB", little, None)),
         pace=FixedPace(dice.choice([2, 7, 50])),
-        short_first=dice.random() < 0.5,
         keeps_kv=dice.random() < 0.7,
     )
     played.run(dice.randrange(3, 9))
@@ -246,7 +245,7 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
 class Writing:
     """Writes into the scores that it is given, as stock lets processors do."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores[:, ::2] = -float("inf")
@@ -316,7 +315,7 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
 
 
 PLACES_OF_MEMORY = {
-    "prompt": (prompt_module, "read_prompt"),
+    "prompt": (prompt_module, "prefill"),
     "step": (backends, "logits_of"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),

@@ -26,7 +26,6 @@ from transformers.cache_utils import (
 
 import selfspec
 from selfspec.compat import (
-    branching,
     checkpoints,
     generation,
     grammars,
@@ -37,7 +36,7 @@ from selfspec.compat import (
     templates,
     versions,
 )
-from selfspec.compat.origins import is_of_library
+from selfspec.compat.authors import is_of_library
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 from tests.heads import heads_of, model_with_heads, needs_heads
@@ -146,14 +145,6 @@ def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
     assert not generation.runs_in_step(model, False)
 
 
-def test_the_length_of_a_dropped_mask():
-    def look(_model, ids, kwargs):
-        config, is_dropped = kwargs["generation_config"], kwargs.get("attention_mask") is None
-        return not is_dropped or generation.length_of_dropped_mask(config) == ids.shape[1]
-
-    assert inside_a_call(new_model(), look)
-
-
 def test_windowed_layers_record_and_count():
     model = tiny_model("mistral")
     cache = DynamicCache(config=model.config)
@@ -234,8 +225,8 @@ def test_models_that_bound_time_steps_are_told(name):
 )
 def test_layers_call_functions_of_their_module(name, roles):
     """Each has one for a single token, too."""
-    found = branching.state_functions(tiny_model(name).modules())
-    whole = [branching.ROLES[function].removesuffix(" step") for _, function in found]
+    found = states.state_functions(tiny_model(name).modules())
+    whole = [states.ROLES[function].removesuffix(" step") for _, function in found]
     assert sorted(whole) == sorted(2 * roles)
     assert all(callable(getattr(module, function)) for module, function in found)
 

@@ -15,7 +15,6 @@ import torch
 from selfspec.compat.modules import num_writes
 from selfspec.compat.states import CONVOLUTION, StatePlace, states_by_place
 from selfspec.errors import UnsupportedError
-from selfspec.forward.layers import StateLayer
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
@@ -51,7 +50,7 @@ class States:
     """The states of all rows that have a place, in one tensor for each state of each layer.
 
     `branches` belongs to the last forward, until its paths are known. `layers` are what the model
-    sees, by their numbers: layers of ours, or stock layers that were taken over.
+    sees, by their numbers: layers of ours, or transformers' layers that were taken over.
     """
 
     def __init__(self) -> None:
@@ -88,19 +87,8 @@ class States:
         for place, state in new.items():
             self._stores[place][first : first + len(state)] = state
 
-    def take_over(self, layers: Sequence[Any]) -> None:
-        """Lets stock layers show the states of their rows, and write nothing to them."""
-        num_rows = max(map(len, states_by_place(layers).values()), default=0)
-        self.add(layers, 0, num_rows)
-        for index in {index for index, *_ in self._stores}:
-            layer, stand_in = layers[index], StateLayer(self, index)
-            self.layers[index] = layer
-            layer.update_conv_state = stand_in.update_conv_state
-            layer.update_recurrent_state = stand_in.update_recurrent_state
-        self.show(slice(0, num_rows))
-
     def hand_back(self, layers: Sequence[Any]) -> None:
-        """Lets the stock layers that were taken over keep their states themselves again."""
+        """Lets the transformers' layers that were taken over keep their states themselves again."""
         if self._places.stop:  # Otherwise an error came first, and the layers have their own.
             self.give_back(layers, self._places)
         for layer in self.layers.values():
@@ -181,7 +169,7 @@ class States:
             store[target] = store[source]
 
     def give_back(self, layers: Sequence[Any], rows: slice) -> None:
-        """Lets stock layers hold the states of some rows."""
+        """Lets transformers' layers hold the states of some rows."""
         for (index, name, number), state in self.shown_of(rows).items():
             with torch.inference_mode(False):
                 copy = state.clone(memory_format=torch.contiguous_format)
