@@ -182,7 +182,7 @@ class CostCurve:
         return seconds
 
     def _rises_after(self, last: int, height: float) -> NDArray[np.float64]:
-        """What every index after the last timed one costs more than the one before it.
+        """What each width after the last timed one costs more than the one before it.
 
         That is steeper or flatter than expected by as much as the last timed width was.
         """
