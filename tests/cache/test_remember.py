@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from selfspec import CacheError, ConfigError, SelfSpec, VocabularyError
-from selfspec.cache import CacheContents, learned_on_demand, load_cache, save_cache, tokenizer_info
+from selfspec.cache import CacheContents, load_cache, memory_loader, save_cache, tokenizer_info
 from selfspec.cache import remember as remember_module
 from tests.caches import (
     OWNER,
@@ -39,7 +39,7 @@ def path(tmp_path):
 @pytest.fixture
 def always(monkeypatch) -> None:
     """Saves after every call."""
-    monkeypatch.setattr(learned_on_demand, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(memory_loader, "SAVE_SECONDS", 0.0)
 
 
 def new_spec(path, **knobs) -> SelfSpec:
@@ -90,7 +90,7 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
     for spec in specs:
         write(spec)
     assert os.listdir(tmp_path) == []
-    monkeypatch.setattr(learned_on_demand, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(memory_loader, "SAVE_SECONDS", 0.0)
     for spec in specs:
         write(spec)
     assert tokens_kept(path) == tokens_of(specs[1])
@@ -240,7 +240,7 @@ class TestTrouble:
         assert not path.with_suffix(".safetensors").exists()
 
     def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
-        monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 0.0)
+        monkeypatch.setattr(memory_loader, "_MAX_WAIT", 0.0)
         spec = new_spec(path)
         write(spec)
         with (
@@ -264,7 +264,7 @@ class TestTrouble:
 
     def test_a_lock_that_is_held_at_the_end_is_warned_of(self, path, tmp_path, monkeypatch, caplog):
         """There is no later any more."""
-        monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 1e-3)
+        monkeypatch.setattr(memory_loader, "_MAX_WAIT", 1e-3)
         spec = new_spec(path)
         write(spec)
         with (

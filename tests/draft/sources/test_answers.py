@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import AnswersSource, RowStart
 from selfspec.draft.sources.answers import AnswersCursor
 from selfspec.records import DraftTree, StepRecord
@@ -294,7 +294,7 @@ def test_pads_after_the_end_of_a_row_are_not_written():
 def test_how_far_it_reaches(scope: str):
     source = AnswersSource()
     written(source, STORY, [])
-    learned = Learned([source], Calibration(), top_k=3)
+    learned = DraftMemory([source], Calibration(), top_k=3)
     for_call = learned.for_request(scope)
     row = for_call.sources[0].open(RowStart(prompt_ids=[], learns=for_call.learns))
     row.observe(committed([*STORY[:20], 1, 2, 3, 4, 5, 6]))
