@@ -39,8 +39,8 @@ app = App(
 )
 # In the order in which most people need them.
 _COMMANDS: Sequence[Callable[..., object]] = (demo, check, chat, generate, batch, serve, prepare)
-for place, command in enumerate(_COMMANDS):
-    app.command(command, sort_key=place)
+for order, command in enumerate(_COMMANDS):
+    app.command(command, sort_key=order)
 app.command(cache)
 
 
