@@ -11,12 +11,11 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from selfspec.cli.batch import batch
-from selfspec.cli.cache import cache
+from selfspec.cli.cache import cache, prepare
 from selfspec.cli.chat import chat
 from selfspec.cli.check import check, demo
 from selfspec.cli.generate import generate
 from selfspec.cli.options import GENERAL
-from selfspec.cli.prepare import prepare
 from selfspec.cli.serve import serve
 from selfspec.errors import SelfSpecError, one_line
 

@@ -25,8 +25,7 @@ from selfspec.compat.generation import (
 )
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
-from selfspec.plugin.parts import new_draft_model
-from selfspec.plugin.predictions import as_ids, predictions_of
+from selfspec.plugin.parts import as_ids, new_draft_model, predictions_of
 from selfspec.plugin.refusals import CallArguments, Consequence, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Call, Prompt
