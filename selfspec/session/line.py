@@ -6,10 +6,8 @@ A scheduler knows lengths in tokens, and nothing of models.
 from __future__ import annotations
 
 import sys
-from bisect import insort
 from collections.abc import Sequence
 from itertools import takewhile
-from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -55,33 +53,24 @@ class ShortestFirst:
 
 
 class Waiting:
-    """Prompts that wait, in the order of their turns. Prompts that are decoded alone come last.
+    """Prompts that wait, in the order in which they came."""
 
-    With `short_first` a short prompt may overtake a long one, but every prompt gets its turn: its
-    length plus the length of all prompts that had started when it came.
-    """
-
-    def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
+    def __init__(self, scheduler: Scheduler | None = None) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
-        self._short_first = short_first
-        self._line: list[tuple[tuple[bool, int], Prompt]] = []  # By turns.
-        self._work_started = 0  # In tokens.
+        self._line: list[Prompt] = []
 
     def __len__(self) -> int:
         return len(self._line)
 
     def add(self, prompt: Prompt) -> None:
-        turn = (prompt.route.alone_reason is not None, 0)
-        if self._short_first:
-            turn = (False, self._work_started + prompt.max_columns)
-        insort(self._line, (turn, prompt), key=itemgetter(0))  # After those of the same turn.
+        self._line.append(prompt)
 
     def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
         """Starts the first prompt that the scheduler chooses and that fits beside the running ones.
 
         If none runs and it chooses none, the first prompt of all starts.
         """
-        sharing = self.sharing()
+        sharing = self._sharing()
         if not sharing:
             return None
         # Each row takes as much memory as the longest.
@@ -91,22 +80,18 @@ class Waiting:
         chosen = self._scheduler.choose(lengths, running, num_free)
         for index in chosen if running or chosen else [0]:
             if limits.fits([*running, sharing[index].max_columns]):
-                self.start(sharing[index])
+                self.leave(sharing[index].index)
                 return sharing[index]
         return None
 
-    def start(self, prompt: Prompt) -> None:
-        self._work_started += prompt.max_columns
-        self.leave(prompt.index)
-
     def leave(self, index: int) -> None:
-        self._line = [(turn, prompt) for turn, prompt in self._line if prompt.index != index]
+        self._line = [prompt for prompt in self._line if prompt.index != index]
 
     @property
     def first(self) -> Prompt | None:
-        return self._line[0][1] if self._line else None
+        return self._line[0] if self._line else None
 
-    def sharing(self) -> list[Prompt]:
+    def _sharing(self) -> list[Prompt]:
         """The first prompts that may share forwards, up to the first that has to be alone."""
-        shown = (prompt for _, prompt in self._line[:_MOST_SHOWN])
+        shown = self._line[:_MOST_SHOWN]
         return list(takewhile(lambda prompt: prompt.route.alone_reason is None, shown))

@@ -165,7 +165,6 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
         max_rows=dice.randrange(1, 4),
         max_memory=dice.choice(("1GB", little, None)),
         pace=FixedPace(dice.choice([2, 7, 50])),
-        short_first=dice.random() < 0.5,
         keeps_kv=dice.random() < 0.7,
     )
     played.run(dice.randrange(3, 9))
