@@ -57,7 +57,7 @@ class PromptTranslator:
 
             arguments["schema"] = Guide(grammar, is_lark=True)
         if "prediction" in arguments:  # The samples of a prompt share its tokens.
-            from selfspec.plugin.predictions import as_ids
+            from selfspec.plugin.parts import as_ids
 
             arguments["prediction"] = as_ids(arguments["prediction"], self.tokenizer)
         self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])
