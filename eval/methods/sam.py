@@ -54,7 +54,7 @@ class SamCursor(Cursor):
     def root(self) -> Any:
         """Chooses by the longest match that the text's end has."""
         state = self._context.root()
-        lengths = [length for _, length in state]
+        lengths = [run for _, run in state.matches]
         self._copies = max(lengths, default=0) >= _LEAST_MATCH
         return state if self._copies else self._lut.root()
 
