@@ -83,7 +83,7 @@ class Trial(NamedTuple):
         for forward in self.forwards:
             outcomes.append(outcome_of(forward, backend, rows, layers))
             if forward.keeps:
-                backend.commit([forward.compared])
+                backend.kv.commit([forward.compared])
         return torch.cat(outcomes)
 
     def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ def outcome_of(
 ) -> torch.Tensor:
     """The outcomes (N, D) of the nodes that are compared."""
     run = backend.lay_out(rows, [forward.tree])
-    return layers.outcome(lambda: backend.forward(run).logits)[0, forward.compared].float()
+    return layers.outcome(run)[0, forward.compared].float()
 
 
 def tree_trial(ids: Sequence[int]) -> Trial:
@@ -193,7 +193,7 @@ def check_tree(
         if depends_on_hidden(model, first, unseen, answers[0], again):
             return "its tokens depend on tokens of the forward that masks hide"
     outcome = trial.outcome(backend, rows, layers)
-    backend.release()
+    backend.kv.release()
     again = partial(read_in_two, model, text, layers)
     return verdict(model, outcome, right, zip(trial.faults, answers, strict=True), again)
 

@@ -98,7 +98,7 @@ class Session:
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
         engine = self._engine
-        if engine is None or engine.backend.kv is None:
+        if engine is None or engine.backend.chains_only:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.column_bytes * num_tokens
