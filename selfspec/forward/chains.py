@@ -41,6 +41,7 @@ class ChainBackend:
     setting_up = 0.0
     chains_only = True
     shows_states = True
+    num_columns = column_bytes = 0  # Its rows have no slots.
 
     def __init__(
         self,

@@ -58,10 +58,11 @@ class SharedMemory:
         """The bytes that running texts and this prompt leave; None: as many as there are."""
         if self._max_bytes is None:
             return None
-        backend = engine.backend
-        if backend.chains_only or prompt.route.alone_reason is not None:
+        if prompt.route.alone_reason is not None:
             return self._max_bytes - self._column_bytes * prompt.max_columns
         longest = max(
-            backend.kv.num_columns, prompt.max_columns, *(row.max_columns for row in engine.rows)
+            engine.backend.kv.num_columns,
+            prompt.max_columns,
+            *(row.max_columns for row in engine.rows),
         )
         return self._max_bytes - self.limits.bytes_for(longest)

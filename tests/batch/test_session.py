@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec import UnsupportedError
-from selfspec.session import ReadingPace
+from selfspec.session import FairOrder, ReadingPace
 from selfspec.session.line import Waiting
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.sessions import TextSession, wild
@@ -122,18 +122,18 @@ def asking(draw: st.DrawFn) -> Ask:
     asks=st.lists(asking(), min_size=1, max_size=7),
     part=st.sampled_from([2, 7, 50]),
     max_rows=st.integers(1, 4),
-    short_first=st.booleans(),
+    is_fair=st.booleans(),
     learning=st.sampled_from(["session", "request", "frozen"]),
 )
 def test_texts_are_those_of_each_prompt_alone(
-    asks: list[Ask], part: int, max_rows: int, short_first: bool, learning: str
+    asks: list[Ask], part: int, max_rows: int, is_fair: bool, learning: str
 ) -> None:
     played = Played(
         asks,
         spec=wild(learning=learning),
         max_rows=max_rows,
         pace=FixedPace(part),
-        short_first=short_first,
+        scheduler=FairOrder() if is_fair else None,
     )
     played.run()
     played.check()
@@ -174,7 +174,7 @@ def test_a_long_prompt_holds_up_nobody() -> None:
 
 def test_what_is_alone_has_its_turn_while_others_come() -> None:
     """A stopping rule of its own sends a prompt to the side, but not to the end for ever."""
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, scheduler=FairOrder())
     session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4, "max_time": 1000.0})
     order: list[int] = []
     for index in range(1, 12):
@@ -225,7 +225,7 @@ class Line(NamedTuple):
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
 def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
     """Only by those that came before as much work was started as it has itself."""
-    waiting: Any = Waiting(short_first=True)
+    waiting: Any = Waiting(FairOrder())
     came: dict[int, int] = {}  # Those that wait, and how much had been started when they came.
     coming = [Line(index, need) for index, need in enumerate(needs)]
     started = 0
@@ -235,7 +235,7 @@ def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
             waiting.add(line)
             came[line.index] = started
             continue
-        first = waiting.sharing()[0]
+        first = waiting.first
         waiting.start(first)
         started += first.max_columns
         own = came.pop(first.index)
