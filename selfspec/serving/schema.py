@@ -253,16 +253,16 @@ class Chat(TextRequest):
         """What the chat template of a tokenizer or processor gets beside the messages."""
         from selfspec.compat.templates import template_variables  # It brings transformers along.
 
-        given = self.chat_template_kwargs or {}
-        if taken := {*given} & {"messages", *signature(owner.apply_chat_template).parameters}:
+        variables = self.chat_template_kwargs or {}
+        if taken := {*variables} & {"messages", *signature(owner.apply_chat_template).parameters}:
             rule = "chat_template_kwargs must be variables of the template's own"
             raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
         effort = (
             {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         )
         known = template_variables(owner)
-        options = {name: value for name, value in (effort | given).items() if name in known}
-        if ignored := sorted((effort | given).keys() - known):
+        options = {name: value for name, value in (effort | variables).items() if name in known}
+        if ignored := sorted((effort | variables).keys() - known):
             names = ", ".join(ignored)
             _log.info("%.200s: ignored, since the chat template does not use that name", names)
         if self.continue_final_message:
