@@ -302,7 +302,9 @@ def test_the_memory_in_use_is_asked_for_while_it_is_given_up() -> None:
             self.held = value
 
     session = Fleeting(tiny_model(), tiny_tokenizer(), wild())
-    session._engine = SimpleNamespace(rows=[], backend=SimpleNamespace(kv=None))
+    session._engine = SimpleNamespace(
+        rows=[], backend=SimpleNamespace(kv=SimpleNamespace(column_bytes=1))
+    )
     assert session.kv_bytes_in_use == 0
 
 
