@@ -175,22 +175,22 @@ def find_files(data: str) -> list[Path]:
 
 
 def _documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds | None]:
-    place = str(path)
+    where = str(path)
     try:
         if path.suffix == ".jsonl":
             with path.open("rb") as stream:
                 for number, line in enumerate(stream, start=1):
-                    place = f"{path}, line {number}"
+                    where = f"{path}, line {number}"
                     if line.strip():
                         yield _ids_of(_Line.model_validate_json(line), tokenizer)
         else:
             for text in _pieces(path):
                 yield _ids_of(_Line(text=text), tokenizer)
     except ValidationError as error:
-        raise BuildError(f"--data can't be read ({place}: {first_mistake(error)})") from error
+        raise BuildError(f"--data can't be read ({where}: {first_mistake(error)})") from error
     except (OSError, TypeError, ValueError) as error:  # A template may raise any of them.
         why = shorten(one_line(error), 200, placeholder=" …")
-        raise BuildError(f"--data can't be read ({place}: {why})") from error
+        raise BuildError(f"--data can't be read ({where}: {why})") from error
 
 
 def _pieces(path: Path) -> Iterator[str]:

@@ -22,7 +22,7 @@ from selfspec.errors import SelfSpecError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 from selfspec.serving.fields import RequestError
-from selfspec.session import FairOrder, ReadingPace, Session
+from selfspec.session import ReadingPace, Session
 
 _log = logging.getLogger("selfspec")
 
@@ -67,7 +67,6 @@ class ModelThread:
             spec,
             max_rows=max_rows,
             max_memory=max_memory,
-            scheduler=FairOrder(),
             pace=ReadingPace(),
             keeps_kv=True,
         )

@@ -2,13 +2,12 @@
 
 from selfspec.row import ReaderGone
 from selfspec.session.alone import decode
-from selfspec.session.line import ArrivalOrder, FairOrder, Scheduler, ShortestFirst
+from selfspec.session.line import ArrivalOrder, Scheduler, ShortestFirst
 from selfspec.session.pace import ReadingPace
 from selfspec.session.session import Session
 
 __all__ = [
     "ArrivalOrder",
-    "FairOrder",
     "ReaderGone",
     "ReadingPace",
     "Scheduler",

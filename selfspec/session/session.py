@@ -191,7 +191,7 @@ class Session:
                 self._borrow(None)
             return self._engine
         start = perf_counter()
-        self._waiting.start(prompt)
+        self._waiting.leave(prompt.index)
         self._reading = prompt
         self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)

@@ -152,7 +152,7 @@ def test_the_global_generator_is_left_alone() -> None:
 class LastFirst:
     """The wrong way round."""
 
-    def turn(self, num_tokens: int, num_started: int, *, is_alone: bool) -> float:
+    def turn(self, num_tokens: int) -> float:
         return -num_tokens
 
 

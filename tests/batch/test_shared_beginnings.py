@@ -15,7 +15,6 @@ from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
 from selfspec.forward.states.slots import States
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.session import FairOrder
 from tests.batch.test_session import SETTINGS, FixedPace
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
@@ -166,7 +165,6 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
         max_rows=dice.randrange(1, 4),
         max_memory=dice.choice(("1GB", little, None)),
         pace=FixedPace(dice.choice([2, 7, 50])),
-        scheduler=FairOrder() if dice.random() < 0.5 else None,
         keeps_kv=dice.random() < 0.7,
     )
     played.run(dice.randrange(3, 9))
