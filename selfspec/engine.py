@@ -15,7 +15,7 @@ from typing import TypeAlias
 from selfspec.ability.families import unplaced_id
 from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import RowStart
 from selfspec.drafts import draft, walked
 from selfspec.forward.backends import Backend
@@ -53,7 +53,7 @@ class Engine:
         runner: ModelRunner,
         backend: Backend,
         *,
-        learned: Callable[[int], Learned],  # For a vocabulary of some size.
+        learned: Callable[[int], DraftMemory],  # For a vocabulary of some size.
         budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),

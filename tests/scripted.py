@@ -18,7 +18,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, CostCurve, Ledger
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.drafts import walked
@@ -229,7 +229,7 @@ class Run:
         self.backend = ScriptedBackend(self.model, self.prompts)
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
-        self.learned = Learned(
+        self.learned = DraftMemory(
             list(self.sources), Calibration(), top_k=3, learns=self.learns, shape=self.shape
         )
         self.rows = [
