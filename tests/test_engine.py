@@ -159,9 +159,9 @@ def test_each_stage_gets_the_time_of_its_verb():
             self.now += 1
             return super().lay_out(*asked)
 
-        def forward(self, layout, **asked):
+        def run(self, layout):
             self.now += 10
-            return super().forward(layout, **asked)
+            return super().run(layout)
 
         def commit(self, paths):
             self.now += 100
