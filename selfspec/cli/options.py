@@ -80,7 +80,7 @@ class ModelOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ModelOptions):
-    """The same with memory, weights and a cache, for commands that run the model."""
+    """The same with memory, weights and what drafts, for commands that run the model."""
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
@@ -88,22 +88,22 @@ class RunOptions(ModelOptions):
     """int8, int4: rounded to 8 or 4 bits, which is another text."""
     cache: _Kept = None
     """A cache of 'selfspec cache build': file or Hub id."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions(RunOptions):
-    """The same with a draft model, and a file that is kept for later runs."""
-
-    remember: _Kept = None
-    """Start from, and add to, this file: pieces of texts."""
     draft_model: _Kept = None
     """A small model that drafts too; int4 or int8: the model itself, rounded."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions(DraftOptions):
+class LearnOptions(RunOptions):
+    """The same with a file that is kept for later runs."""
+
+    remember: _Kept = None
+    """Start from, and add to, this file: pieces of texts."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(LearnOptions):
     """The same with what decides which text is written."""
 
     temperature: Temperature | None = None

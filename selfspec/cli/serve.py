@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say
 from selfspec.cli.options import (
-    DraftOptions,
     Knobs,
+    LearnOptions,
     Model,
     NotNegative,
     Positive,
@@ -97,7 +97,7 @@ def serve(
     *,
     name: str | None = None,
     listening: Listening = Listening(),
-    options: DraftOptions = DraftOptions(),
+    options: LearnOptions = LearnOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Serve a model over HTTP, with OpenAI's protocol, to many clients at once.
@@ -137,7 +137,7 @@ def serve(
 
 
 def _model_thread(
-    options: DraftOptions, listening: Listening, config: SpecConfig
+    options: LearnOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, Writer]:
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread

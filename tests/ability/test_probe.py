@@ -25,8 +25,8 @@ from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
 from selfspec.compat.states import state_functions
-from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
+from selfspec.forward.tree_kv import TreeKV
 from tests.fakes import new_model, tiny_model
 from tests.lossless.same import slow
 
@@ -295,16 +295,15 @@ def test_rounding_of_any_size_passes_and_hides_no_fault(size, kind, dtype):
         assert (mode == "tree") == (kind is LlamaForCausalLM), seed
 
 
-class KeepsOtherSlots(TreeBackend):
-    """Keeps the wrong child's keys and values instead of the right one's."""
-
-    def commit(self, paths):
-        super().commit([[0, *range(1, len(path))] for path in paths])
-
-
 @DTYPES
 def test_wrong_slots_are_found_out(dtype, monkeypatch):
-    monkeypatch.setattr("selfspec.ability.probe.TreeBackend", KeepsOtherSlots)
+    """The wrong child's keys and values are kept instead of the right one's."""
+    commit = TreeKV.commit
+
+    def commit_others(kv, paths):
+        commit(kv, [[0, *range(1, len(path))] for path in paths])
+
+    monkeypatch.setattr(TreeKV, "commit", commit_others)
     for seed in range(4):
         reason = probe(broken(LlamaForCausalLM, seed=seed).to(dtype)).reason
         assert "slots" in reason, seed
