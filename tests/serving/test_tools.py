@@ -333,7 +333,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     ids = tokenizer.encode("the quick brown fox")
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
-    for seed, by in enumerate((4.0, 8.0)):
+    for seed, by in enumerate((4.0, 8.0, 1e4)):
         steering = Steering(len(ids), script, by)
         processors = LogitsProcessorList([steering, guides.processor(guide)])
         expected = alone(model, ids, seed, logits_processor=processors, **options)
