@@ -172,16 +172,16 @@ def test_tools_and_schemas(client: OpenAI) -> None:
     assert parsed.output_parsed is None or isinstance(parsed.output_parsed, Answer)
     assert parsed.output_text.startswith('{"days": ')
     asked |= {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
-    called = client.responses.create(**asked, max_output_tokens=200)
+    called = client.responses.create(**asked, max_output_tokens=160)
     (call,) = called.output
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
-    with client.responses.stream(**asked, max_output_tokens=200) as stream:
+    with client.responses.stream(**asked, max_output_tokens=160) as stream:
         (streamed,) = stream.get_final_response().output
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     asked["input"] = [{"role": "user", "content": "the quick"}, *called.output, output]
-    assert client.responses.create(**asked, max_output_tokens=200).output[0].type == "function_call"
+    assert client.responses.create(**asked, max_output_tokens=160).output[0].type == "function_call"
 
 
 def test_images(pair: tuple[Any, Any]) -> None:
