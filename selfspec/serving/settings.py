@@ -79,9 +79,7 @@ class StructuredOutputs(Fields):
             return Lark(f"start: {' | '.join(map(json.dumps, self.choice))}")
         if self.regex is None:
             return self.json_
-        slashed = re.sub(
-            r"(\\.)|/", lambda escape: escape[1] or "\\/", self.regex, flags=re.DOTALL
-        )
+        slashed = re.sub(r"(\\.)|/", lambda escape: escape[1] or "\\/", self.regex, flags=re.DOTALL)
         return Lark(f"start: /{slashed}/")
 
 

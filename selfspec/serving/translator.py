@@ -84,9 +84,7 @@ class PromptTranslator:
 
         functions = {tool.function.name: tool.function.parameters for tool in chat.callable_tools}
         is_single = chat.parallel_tool_calls is False
-        return grammar_of(
-            functions, self.tokenizer, must_call=chat.must_call, is_single=is_single
-        )
+        return grammar_of(functions, self.tokenizer, must_call=chat.must_call, is_single=is_single)
 
     def encoded(self, prompt: Any, settings: Settings) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.
