@@ -285,7 +285,7 @@ class Engine:
                     if record.path:
                         on_step(record)
 
-    def record_outcome(self, prompt: Prompt) -> None:
+    def record_how_it_ran(self, prompt: Prompt) -> None:
         """Writes into its statistics how a prompt that is over, or broke off, was decoded."""
         stats, backend = prompt.stats, self.backend
         stats.mode = "chain" if backend.chains_only else "tree"

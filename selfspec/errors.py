@@ -50,7 +50,7 @@ class CacheError(SelfSpecError, ValueError):
     """A cache can't be found, read or written, or belongs to another tokenizer."""
 
 
-class _Origin(Exception):
+class _TracebackText(Exception):
     """The traceback of an error that is kept, as text."""
 
     def __str__(self) -> str:
@@ -62,9 +62,9 @@ def without_frames(error: Exception) -> Exception:
 
     A traceback itself holds what every function held that was running, tensors among them.
     """
-    if not isinstance(error.__cause__, _Origin):  # It may be kept several times.
+    if not isinstance(error.__cause__, _TracebackText):  # It may be kept several times.
         text = "".join(traceback.format_exception(error))
-        error.__cause__, error.__context__ = _Origin(text), None
+        error.__cause__, error.__context__ = _TracebackText(text), None
     return error.with_traceback(None)
 
 

@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary, ref
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
+from selfspec.compat.states import state_functions
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner
@@ -209,7 +209,7 @@ class ModelRunner:
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
-                lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
+                lent = nullcontext("a chain grows transformers' KV cache, which has no fixed slots")
             else:
                 lent = self._captured.borrow(look, attention, limits)
         with uncompiled(model), lent as captured:

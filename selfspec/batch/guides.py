@@ -111,7 +111,7 @@ class GuideProcessor:
     Raises `UnsupportedError` where no token is allowed, or where the guide takes too much work.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, matcher: LLMatcher, words: LLTokenizer | None) -> None:
         self._matcher = matcher
@@ -145,7 +145,7 @@ class CountPenalties:
     shows where the answer begins. Each call counts anew, since drafts are tried and dropped.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, presence: float, frequency: float) -> None:
         self._presence, self._frequency = presence, frequency

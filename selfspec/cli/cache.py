@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from cyclopts import App
-from cyclopts.types import NonNegativeInt
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
+from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions, NotNegative
 from selfspec.errors import CliError
 
 cache = App(
@@ -30,7 +29,7 @@ def build(
     /,
     *,
     data: str,
-    warmup_tokens: NonNegativeInt = 1_000_000,
+    warmup_tokens: NotNegative = 1_000_000,
     overwrite: Flag = False,
     options: ModelOptions = ModelOptions(),
 ) -> None:
@@ -43,7 +42,7 @@ def build(
         warmup_tokens: About how many tokens the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
-    from selfspec.building.texts import find_files
+    from selfspec.building import find_files
     from selfspec.cache import check_target, save_cache
 
     loading = replace(options, model=model)
@@ -53,7 +52,7 @@ def build(
     check_target(output, overwrite=overwrite, option="--overwrite")
     find_files(data)  # Refuses a wrong path before anything is loaded.
     with working(f"Loading {loading.title}") as say:
-        from selfspec.building.build import build_cache
+        from selfspec.building import build_cache
         from selfspec.cli.loading import load_model, load_tokenizer
 
         contents = build_cache(

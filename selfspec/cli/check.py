@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
@@ -27,7 +26,14 @@ from selfspec.cli.comparison import (
 )
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import paint, working
-from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
+from selfspec.cli.options import (
+    Model,
+    ModelOptions,
+    Positive,
+    RunOptions,
+    Temperature,
+    WriteOptions,
+)
 from selfspec.cli.report import has_times, print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
@@ -44,7 +50,7 @@ _SAMPLED = 0.7  # The temperature of sampled text.
 _ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
 
 
-def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -> int:
+def demo(*, seconds: Positive = 10, options: ModelOptions = ModelOptions()) -> int:
     """Watch drafts being accepted, then see the same texts timed against plain generate().
 
     A small model that comes with selfspec continues three pieces of Python, at temperature 0.5.
@@ -63,8 +69,8 @@ def check(
     /,
     *,
     prompts: Path | None = None,
-    temperature: NonNegativeFloat = 0.0,
-    seconds: PositiveInt = 60,
+    temperature: Temperature = 0.0,
+    seconds: Positive = 60,
     options: RunOptions = RunOptions(),
 ) -> int:
     """Measure how much faster a model is with drafts on this machine, and say what to use.

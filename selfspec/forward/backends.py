@@ -251,7 +251,7 @@ class TreeBackend:
         self.kv.wipe(rows)
 
     def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back; `fills` says whether anybody gets the cache."""
+        """Gives the cache its layers back; `fills` says whether anybody gets the cache."""
         self.kv.release(fills=fills)
 
 

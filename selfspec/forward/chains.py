@@ -1,4 +1,4 @@
-"""Chains on the stock cache, for models whose attention can't take a tree."""
+"""Chains on transformers' cache, for models whose attention can't take a tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ChainBackend:
-    """Chains on the stock cache, for models whose forward can't take a tree.
+    """Chains on transformers' cache, for models whose forward can't take a tree.
 
     All rows advance by the same number of tokens. The model's own `generate` code prepares the
     inputs, so they are what its plain steps would get.

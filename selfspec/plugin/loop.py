@@ -27,12 +27,12 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.plugin.parts import new_draft_model
 from selfspec.plugin.predictions import as_ids, predictions_of
-from selfspec.plugin.refusals import Arguments, Outcome, reason_for, refuse_prepared, route
+from selfspec.plugin.refusals import CallArguments, Consequence, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Call, Prompt
 from selfspec.row import Streamer, output_of
 from selfspec.row_rules import length_limit
-from selfspec.session import write
+from selfspec.session import decode
 from selfspec.stats import GenerationStats
 
 
@@ -99,21 +99,21 @@ class Loop:
         if self.then is not None:
             return self.then(call)
         prompt = routed(call, spec)
-        write(prompt, spec)
+        decode(prompt, spec)
         return _result_of(prompt)
 
 
 def loop_for(
     spec: SelfSpec, model: PreTrainedModel, arguments: Mapping[str, Any]
 ) -> tuple[Loop, dict[str, Any]]:
-    """The loop of a call, and the arguments that are left for stock's `generate()`.
+    """The loop of a call, and the arguments that are left for transformers' `generate()`.
 
     Refuses what can't be served. A prediction has become token ids, and `stop_strings` a stopping
-    criterion, unless the caller gave one. Without a tokenizer they stay, so that stock raises its
-    own error.
+    criterion, unless the caller gave one. Without a tokenizer they stay, so that transformers
+    raises its own error.
     """
-    call = Arguments(model, arguments)
-    if reason := reason_for(Outcome.REFUSED, call):
+    call = CallArguments(model, arguments)
+    if reason := reason_for(Consequence.REFUSED, call):
         raise UnsupportedError(reason)
     ready = dict(arguments)
     tokenizer, draft_model = ready.pop("tokenizer", None), ready.pop("assistant_model", None)
@@ -151,7 +151,7 @@ def routed(call: Call, spec: SelfSpec) -> Prompt:
 
 
 def _result_of(prompt: Prompt) -> Any:
-    """What stock's own loop has returned, or the same of rows that were drafted for."""
+    """What transformers' own loop has returned, or the same of rows that were drafted for."""
     if prompt.route.support.mode == "plain":
         return prompt.result.output
     config, rows = prompt.generation_config, prompt.result.rows

@@ -59,7 +59,7 @@ def check_draft_model(model: PreTrainedModel) -> None:
     if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
         raise ConfigError(
             "draft_model must be a causal language model of transformers, or 'int4' or 'int8' for "
-            f"the model itself, rounded (got {model!r:.80})"
+            f"the model itself, rounded (got {shown(model)})"
         )
     if config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise ConfigError(

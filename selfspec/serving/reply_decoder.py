@@ -58,7 +58,7 @@ class ReplyDecoder:
     the tokens, and `hear`, which may be told of a token before or after it, does not.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))

@@ -95,16 +95,16 @@ class Chat(TextRequest):
         """What the chat template of a tokenizer or processor gets beside the messages."""
         from selfspec.compat.templates import template_variables  # It brings transformers along.
 
-        given = self.chat_template_kwargs or {}
-        if taken := {*given} & {"messages", *signature(owner.apply_chat_template).parameters}:
+        variables = self.chat_template_kwargs or {}
+        if taken := {*variables} & {"messages", *signature(owner.apply_chat_template).parameters}:
             rule = "chat_template_kwargs must be variables of the template's own"
             raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
         if self.reasoning_effort is not None:
-            given = {"reasoning_effort": self.reasoning_effort, **given}
+            variables = {"reasoning_effort": self.reasoning_effort, **variables}
         known = template_variables(owner)
-        if ignored := ", ".join(sorted(given.keys() - known)):
+        if ignored := ", ".join(sorted(variables.keys() - known)):
             _log.info("%.200s: ignored, since the chat template does not use that name", ignored)
-        options = {name: value for name, value in given.items() if name in known}
+        options = {name: value for name, value in variables.items() if name in known}
         if self.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         return options

@@ -18,7 +18,7 @@ import torch
 from selfspec.ability.look import look_at
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, without_frames
-from selfspec.plain import write_plainly
+from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
@@ -42,7 +42,7 @@ class Session:
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
 
-    An error is the outcome of the prompt that it belongs to.
+    An error is the result of the prompt that it belongs to.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class Session:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
         Returns the prompts whose texts are complete. One that can't share forwards has its turn
-        when it is the first and no row runs. An error is the outcome of the prompt that it belongs
+        when it is the first and no row runs. An error is the result of the prompt that it belongs
         to, or of all rows, if it may have left any of them in pieces. What prevents that the model
-        is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
+        is made ready is the result of the next prompt; for the one after it, that is tried anew.
 
         What is no `Exception`, such as an interrupt, is raised, and the prompts that it ended are
         dropped. Texts that were complete by then are returned by the next step.
@@ -196,7 +196,7 @@ class Session:
         self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)
         if prompt.route.support.mode == "plain":
-            write_plainly(prompt)
+            decode_with_transformers(prompt)
             self._reading = None
             self._end(prompt, None)
         else:
@@ -261,7 +261,7 @@ class Session:
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
         if self._engine is not None:
-            self._engine.record_outcome(prompt)
+            self._engine.record_how_it_ran(prompt)
         prompt.result.error = error
         self._ended.append(prompt)
 

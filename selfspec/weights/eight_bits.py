@@ -40,7 +40,7 @@ class _SharedProduct:
     """The product of several layers with one input, until all of them have taken their part."""
 
     def __init__(self, matrix: Products, x: torch.Tensor) -> None:
-        self._matrix, self._x, self.outcome = ref(matrix), x.clone(), matrix.product(x)
+        self._matrix, self._x, self.output = ref(matrix), x.clone(), matrix.product(x)
         self.waiting = set(range(len(matrix.spans)))
 
     def is_of(self, matrix: Products, index: int, x: torch.Tensor) -> bool:
@@ -48,7 +48,7 @@ class _SharedProduct:
         if self._matrix() is not matrix or index not in self.waiting:
             return False
         mode = torch.is_inference_mode_enabled()
-        return self.outcome.is_inference() is mode and torch.equal(self._x, x)
+        return self.output.is_inference() is mode and torch.equal(self._x, x)
 
 
 class _ThisThread(threading.local):
@@ -65,10 +65,10 @@ class EightBits:
         self._matrix, self._index = matrix, index
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        outcome = self._part_for(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        output = self._part_for(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
         if bias is not None:
-            outcome.add_(bias)
-        return outcome.to(x.dtype)
+            output.add_(bias)
+        return output.to(x.dtype)
 
     def _part_for(self, x: torch.Tensor) -> torch.Tensor:
         """This layer's part of the product with an input, which other layers may have had too."""
@@ -80,7 +80,7 @@ class EightBits:
         shared.waiting.remove(index)
         if not shared.waiting:
             _this_thread.shared = None
-        return shared.outcome.narrow(1, *matrix.spans[index])
+        return shared.output.narrow(1, *matrix.spans[index])
 
     def unpacked(self) -> torch.Tensor:
         return self._matrix.unpacked().narrow(0, *self._matrix.spans[self._index])

@@ -23,9 +23,9 @@ from selfspec.ability.look import look_at
 from selfspec.ability.probe import attention_types, probe
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.user_code import foreign_code
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
+from selfspec.compat.states import state_functions
 from selfspec.config import SpecConfig
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window

@@ -43,7 +43,7 @@ class Broken(Exception):
 class Fuse:
     """Raises at the n-th time, in a text that begins with the token `ILL`, or in any text."""
 
-    looks_at_rows = True  # As a processor of one text.
+    is_row_wise = True  # As a processor of one text.
 
     def __init__(self, at: int, error: type[Exception] = Broken) -> None:
         self.left = at

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 class Failing:
     """Its own processor breaks off one text."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -245,7 +245,7 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
 class Writing:
     """Writes into the scores that it is given, as stock lets processors do."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores[:, ::2] = -float("inf")

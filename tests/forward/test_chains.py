@@ -12,9 +12,8 @@ from transformers import DynamicCache
 from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV, kv_of, update_arguments
-from selfspec.compat.states import columns_of, states_by_place
+from selfspec.compat.states import columns_of, state_functions, states_by_place
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states import slots

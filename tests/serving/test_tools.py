@@ -102,7 +102,7 @@ def script_of(family: str, case: str) -> str:
 class Steering:
     """Makes the tokens of a script likely at their places, and the text's end after them."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, num_prompt: int, script: list[int], by: float = 1e4) -> None:
         self._num_prompt, self._script, self._by = num_prompt, [*script, 1], by
