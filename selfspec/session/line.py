@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class Waiting:
 
     def __init__(self, scheduler: Scheduler | None = None) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
-        self._line: list[Prompt] = []
+        self._line: dict[int, Prompt] = {}  # By index.
 
     def __len__(self) -> int:
         return len(self._line)
 
     def add(self, prompt: Prompt) -> None:
-        self._line.append(prompt)
+        self._line[prompt.index] = prompt
 
     def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
         """Starts the first prompt that the scheduler chooses and that fits beside the running ones.
@@ -85,13 +85,13 @@ class Waiting:
         return None
 
     def leave(self, index: int) -> None:
-        self._line = [prompt for prompt in self._line if prompt.index != index]
+        self._line.pop(index, None)
 
     @property
     def first(self) -> Prompt | None:
-        return self._line[0] if self._line else None
+        return next(iter(self._line.values()), None)
 
     def _sharing(self) -> list[Prompt]:
         """The first prompts that may share forwards, up to the first that has to be alone."""
-        shown = self._line[:_MOST_SHOWN]
+        shown = islice(self._line.values(), _MOST_SHOWN)
         return list(takewhile(lambda prompt: prompt.route.alone_reason is None, shown))
