@@ -114,8 +114,8 @@ def no_tokenizer(got: object) -> ConfigError:
 def first_mistake(error: ValidationError) -> str:
     """Where the first mistake is that pydantic has found, its rule, and the value there."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"])) or "JSON"
-    return f"{place}: {first['msg']}, got {first['input']!r:.20}"
+    where = ".".join(map(str, first["loc"])) or "JSON"
+    return f"{where}: {first['msg']}, got {first['input']!r:.20}"
 
 
 def one_line(message: object) -> str:

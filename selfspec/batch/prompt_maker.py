@@ -78,7 +78,7 @@ class PromptMaker:
         streamer = TokenStreamer(on_tokens, scores) if is_streamed else None
         on_logits = None if scores.prompt is None else scores.on_logits
         fields = {"index": index, "scope": scope, "scores": scores, "on_logits": on_logits}
-        loop = replace(loop, streamer=streamer, then=partial(self._routed, seed, fields))
+        loop = replace(loop, streamer=streamer, on_call=partial(self._routed, seed, fields))
         ids = inputs_on(inputs, self._model)
         prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
         if prompt.route.support.mode == "plain" and self._model is not prompt.model:

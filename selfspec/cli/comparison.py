@@ -81,8 +81,8 @@ class Comparison:
     plain: list[list[float]] = field(default_factory=list)  # By rounds: seconds for all prompts.
     drafted: list[list[float]] = field(default_factory=list)
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # By prompt.
-    parted: set[str] = field(default_factory=set)  # Prompts with two texts.
-    shares: list[float] = field(default_factory=list)  # Parts of the processor, on a CPU.
+    parted: set[str] = field(default_factory=set)  # Prompts whose two texts differ.
+    shares: list[float] = field(default_factory=list)  # By prompt: of the processor, on a CPU.
     packs: bool = False  # Were weights packed for drafts, and not for plain texts?
 
     def add(self, names: Sequence[str], plain: Sequence[Answer], drafted: Sequence[Answer]) -> None:

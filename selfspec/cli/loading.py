@@ -64,11 +64,8 @@ def memory_note(options: RunOptions) -> str | None:
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
     has_less = options.max_memory is not None or options.weights is not None
-    if (
-        has_less
-        or is_on_gpu
-        or (config := find_file(options.source, "config.json", fetches=False)) is None
-    ):
+    config = find_file(options.source, "config.json", fetches=False)
+    if has_less or is_on_gpu or config is None:
         return None
     try:
         needed = stored_bytes(str(config.parent), getattr(torch, options.dtype, None))

@@ -51,9 +51,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         loop, ready = loop_for(self._spec, model, arguments)
         # With this, transformers checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
-        return model.generate(custom_generate=replace(loop, then=self._write), **ready)
+        return model.generate(custom_generate=replace(loop, on_call=self._decode), **ready)
 
-    def _write(self, prompt: Call) -> Any:
+    def _decode(self, prompt: Call) -> Any:
         if not prompt.input_ids.shape[1]:
             raise UnsupportedError(
                 "inputs_embeds must come with their input_ids, since the assisted decoding of "

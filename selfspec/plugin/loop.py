@@ -25,8 +25,7 @@ from selfspec.compat.generation import (
 )
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
-from selfspec.plugin.parts import new_draft_model
-from selfspec.plugin.predictions import as_ids, predictions_of
+from selfspec.plugin.parts import as_ids, new_draft_model, predictions_of
 from selfspec.plugin.refusals import CallArguments, Consequence, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Call, Prompt
@@ -50,8 +49,8 @@ class Loop:
     prediction: Any  # Token ids of one text for all prompts, or a list with those of one for each.
     max_nodes: int  # of the trees of this call
     is_default: bool = False  # Did the call not name the assistant?
-    # Gets the call before anybody knows how it is decoded. Without it, the texts are written.
-    then: Callable[[Call], Any] | None = None
+    # Gets the call in place of decoding it.
+    on_call: Callable[[Call], Any] | None = None
 
     def __call__(
         self,
@@ -96,8 +95,8 @@ class Loop:
             stats=GenerationStats(num_calls=1),
         )
         call.stats.spend("prepare", perf_counter() - start)
-        if self.then is not None:
-            return self.then(call)
+        if self.on_call is not None:
+            return self.on_call(call)
         prompt = routed(call, spec)
         decode(prompt, spec)
         return _result_of(prompt)

@@ -55,7 +55,7 @@ class PromptTranslator:
         if isinstance(settings, Chat) and settings.callable_tools:
             arguments["schema"] = self._grammar(settings)
         if "prediction" in arguments:  # The samples of a prompt share its tokens.
-            from selfspec.plugin.predictions import as_ids
+            from selfspec.plugin.parts import as_ids
 
             arguments["prediction"] = as_ids(arguments["prediction"], self.tokenizer)
         self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])
