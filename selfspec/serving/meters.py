@@ -14,10 +14,15 @@ class Meters:
     def __init__(self, model: ModelThread) -> None:
         self._model = model
         self.requests: Counter[tuple[str, int]] = Counter()  # By route and status.
-        tokens = ("prompt_tokens", "prompt_tokens_kept", "prompt_tokens_read", "new_tokens")
-        first = ("time_to_first_token_seconds_sum", "time_to_first_token_seconds_count")
-        names = ("requests_cancelled_total", *(f"{name}_total" for name in tokens), *first)
-        self.counts: dict[str, float] = dict.fromkeys(names, 0)
+        self.counts: dict[str, float] = {
+            "requests_cancelled_total": 0,
+            "prompt_tokens_total": 0,
+            "prompt_tokens_read_total": 0,
+            "prompt_tokens_kept_total": 0,
+            "new_tokens_total": 0,
+            "time_to_first_token_seconds_sum": 0,
+            "time_to_first_token_seconds_count": 0,
+        }
 
     def count(self, usage: dict[str, Any], seconds: float) -> None:
         """Counts the answers to a request, whose first token came after some seconds."""
