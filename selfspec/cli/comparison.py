@@ -18,7 +18,7 @@ import numpy as np
 from selfspec.cli.prompt_files import PromptLine, read_prompts
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.serving.images import has_images
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 from selfspec.serving.translator import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 

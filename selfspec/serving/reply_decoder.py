@@ -15,7 +15,8 @@ from selfspec.batch.call_reader import CallReader
 from selfspec.batch.text_stream import TextStream
 from selfspec.prompt import Prompt
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Chat, Settings, TextRequest
+from selfspec.serving.schema import Chat, TextRequest
+from selfspec.serving.settings import Settings
 
 
 class StopFinder:

@@ -36,8 +36,8 @@ class Session:
     """Takes prompts and gives them back once their texts are complete; belongs to one thread.
 
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
-    of a prompt that is being read among them. Prompts wait in order of arrival, or with
-    `short_first` in that of `Waiting`. With a `pace` a long prompt is read in parts between steps.
+    of a prompt that is being read among them. Prompts wait in order of arrival, or in
+    that of a `scheduler`. With a `pace` a long prompt is read in parts between steps.
 
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
@@ -53,7 +53,6 @@ class Session:
         max_rows: int = 8,
         max_memory: int | str | None = None,
         scheduler: Scheduler | None = None,
-        short_first: bool = False,
         pace: ReadingPace | None = None,
         keeps_kv: bool = False,
     ) -> None:
@@ -66,7 +65,7 @@ class Session:
         self._max_rows = max_rows
         self._pace = pace
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
-        self._waiting = Waiting(scheduler, short_first=short_first)
+        self._waiting = Waiting(scheduler)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
@@ -98,7 +97,7 @@ class Session:
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
         engine = self._engine
-        if engine is None or engine.backend.kv is None:
+        if engine is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.column_bytes * num_tokens
@@ -192,7 +191,7 @@ class Session:
                 self._borrow(None)
             return self._engine
         start = perf_counter()
-        self._waiting.start(prompt)
+        self._waiting.leave(prompt.index)
         self._reading = prompt
         self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)
