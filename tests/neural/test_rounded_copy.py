@@ -16,11 +16,10 @@ from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.neural.named import named, ranked
-from selfspec.neural.rounded_copy import RoundedCopy, copy_bytes, rounded_copy
+from selfspec.neural.rounded_copy import RoundedCopy, RoundedLinear, copy_bytes, rounded_copy
 from selfspec.neural.self_draft import SharedText
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DRAFT_MODEL, Draws, Evidence, Likely
-from selfspec.weights.rounded_linear import RoundedLinear
 from tests.fakes import new_model, prompt
 
 
