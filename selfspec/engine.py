@@ -21,7 +21,7 @@ from selfspec.drafts import draft, walked
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable
-from selfspec.forward.prompt import Prefilled
+from selfspec.forward.prompt import Prefilled, read_prompt, start_anew
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, Seen, learn
 from selfspec.machine.busy import Laps
@@ -84,9 +84,8 @@ class Engine:
         learned, and take part in the steps to come. An error leaves the rows of others as they
         were.
         """
-        reader, stats = prompt.reader, prompt.stats
-        others, start = self.rows, self._clock()
-        if not reader.num_read:
+        stats, others, start = prompt.stats, self.rows, self._clock()
+        if not prompt.result.read.num_columns:
             self.sharing.begin(prompt, others)
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
@@ -94,9 +93,11 @@ class Engine:
             # The model's own sources learn from a prompt's last hidden states.
             num_rows = len(others) + len(prompt.input_ids)
             wanted = [source.num_states(num_rows) for source in self._model_sources]
-            read = partial(reader.read, num_tokens, num_states=max(wanted, default=0))
-            prefilled = self.sharing.with_memory(read, undo=reader.begin_anew)
-            stats.num_prompt_tokens_kept = reader.num_kept
+            plan, so_far = prompt.plan, prompt.result.read
+            read = partial(read_prompt, plan, so_far, num_tokens, num_states=max(wanted, default=0))
+            undo = partial(start_anew, plan, so_far)
+            prefilled = self.sharing.with_memory(read, undo=undo)
+            stats.num_prompt_tokens_kept = so_far.num_kept
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is not None:
                 self._join(prompt, prefilled)

@@ -22,21 +22,21 @@ from transformers import (
 
 from selfspec.ability.look import Look
 from selfspec.ability.probe import DraftSupport
-from selfspec.compat.generation import kv_of, update_arguments
+from selfspec.compat.generation import kv_of
 from selfspec.compat.grammars import grammars_of
 from selfspec.compat.states import has_states
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
-from selfspec.draft.sources.grammar import GrammarSource, TokenBytes
+from selfspec.draft.sources.grammar import GrammarSource
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.inputs import other_inputs
 from selfspec.forward.prompt import (
     OnLogits,
     Prefilled,
-    PromptReader,
-    given_positions,
-    placing_reason,
+    PromptPlan,
+    ReadSoFar,
+    prompt_placing_reason,
 )
 from selfspec.row import Row, Streamer, stream_to
 from selfspec.row_rules import choosers_of, end_ids
@@ -74,7 +74,6 @@ class Call:
     scope: Hashable = None
     on_logits: OnLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
-    writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
 
     @property
     def config(self) -> SpecConfig:
@@ -116,9 +115,7 @@ class SeenCall(Call):
         support = self.runner.ability(self.look)
         if support.mode != "tree":
             return support
-        arguments = update_arguments(self.model, dict(self.model_kwargs))
-        positions = given_positions(self.model, self.input_ids, arguments)
-        if reason := placing_reason(positions, arguments):
+        if reason := prompt_placing_reason(self.model, self.input_ids, self.model_kwargs):
             return DraftSupport.of_chains(reason)._replace(
                 read_at_once_reason=support.read_at_once_reason
             )
@@ -143,6 +140,7 @@ class Route:
 class Result:
     """What came of a prompt, or has so far."""
 
+    read: ReadSoFar = field(default_factory=ReadSoFar)
     rows: list[Row] = field(default_factory=list)
     kv: Cache | None = None  # The cache that the caller gets.
     output: Any = None  # That of stock's own loop.
@@ -160,17 +158,34 @@ class Prompt(Call):
     @property
     def new_ids(self) -> list[int]:
         """The new tokens of its only row, as far as they came."""
-        if self.writes_nothing:
-            return []
         return rows[0].new_ids if (rows := self.result.rows) else self.result.plain_ids
 
-    def _num_copies(self, number: int) -> int:
-        """`number`, if so many rows side by side are alike, so that one of them is read; else 1.
+    @cached_property
+    def plan(self) -> PromptPlan:
+        """What is read of the prompt; of samples that are alike, the first one."""
+        number = self._num_samples()
+        arguments = {
+            name: value[::number] if number > 1 and isinstance(value, torch.Tensor) else value
+            for name, value in self.model_kwargs.items()
+        }
+        return PromptPlan(
+            model=self.model,
+            input_ids=self.input_ids[::number],
+            arguments=arguments,
+            generation_config=self.generation_config,
+            num_samples=number,
+            on_logits=self.on_logits,
+            read_at_once_reason=self.route.support.read_at_once_reason,
+        )
+
+    def _num_samples(self) -> int:
+        """How many rows side by side are alike, so that one of them is read.
 
         1 where more than the ids and the padding could decide on what is read.
         """
+        number = self.generation_config.num_return_sequences or 1
         ids, cache = self.input_ids, kv_of(self.model_kwargs)
-        if self.route.support.mode != "tree" or self.has_callers_cache:
+        if number == 1 or self.route.support.mode != "tree" or self.has_callers_cache:
             return 1
         # Images may be encoded already, in what is no tensor.
         if any(map(has_states, cache.layers)) or other_inputs(self.model_kwargs):
@@ -184,21 +199,6 @@ class Prompt(Call):
             if tensor.shape != ids.shape or not torch.equal(tensor, copies):
                 return 1
         return number
-
-    @cached_property
-    def reader(self) -> PromptReader:
-        """Reads the prompt, of several rows that are alike the first one."""
-        number = self.generation_config.num_return_sequences or 1
-        return PromptReader(
-            self.model,
-            self.input_ids,
-            self.model_kwargs,
-            self.generation_config,
-            num_copies=self._num_copies(number) if number > 1 else 1,
-            learns=self.config.learning != "frozen",
-            on_logits=self.on_logits,
-            in_parts=self.route.support.read_at_once_reason is None,
-        )
 
     def new_rows(
         self,
@@ -256,7 +256,7 @@ class Prompt(Call):
     def _sources(self) -> list[list[Source]]:
         """For each row: its prediction, the grammar that its processors follow, a draft model."""
         num_rows = len(self.input_ids)
-        grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
+        grammars = cache(partial(grammars_of, self.logits_processor, num_rows))
         sources: list[list[Source]] = []
         for number, prediction in enumerate(self.predictions):
             named = (prediction, GrammarSource(grammars, number), self.draft_model)

@@ -14,12 +14,11 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from selfspec.ability.inputs import missing_inputs_reason, of_plain_steps
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.branching import state_functions
-from selfspec.compat.generation import decoding_switches, kv_of
+from selfspec.compat.generation import decoding_switches
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
 from selfspec.config import SpecConfig
@@ -31,7 +30,6 @@ from selfspec.draft.sources.worth import SourceWorth
 from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
-from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import EagerForwards, device_of
 from selfspec.forward.sizes import Limits, Policy
 from selfspec.kept_kv import KeptKV
@@ -70,7 +68,6 @@ class ModelRunner:
         self.draft_models: WeakKeyDictionary[Any, SourceWorth] = WeakKeyDictionary()
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
-        self._needed: dict[Hashable, str | None] = {}  # also by other inputs
         self._trying = threading.Lock()
         self._captured = KeptRunner()
         self._kept_kv: KeptKV | str = ""
@@ -101,28 +98,6 @@ class ModelRunner:
                 del self._abilities[next(iter(self._abilities))]
             self._abilities[state] = ability
             return ability
-
-    def missing_inputs_reason(
-        self, look: Look, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
-    ) -> str | None:
-        """Why drafts can't do without a call's images and the like; tried once for their values."""
-        model = look.model
-        if model.config.is_encoder_decoder:  # Its chains get them.
-            return None
-        if reason := columns_reason(kv_of(arguments)):
-            return reason
-        others = of_plain_steps(model, input_ids, arguments)
-        if others is None:
-            return None
-        key = look.verdict_key, others
-        with self._trying:
-            if key not in self._needed:
-                with uncompiled(model):
-                    reason = missing_inputs_reason(model, input_ids, generation_config, arguments)
-                if len(self._needed) == _MOST_STATES:
-                    del self._needed[next(iter(self._needed))]
-                self._needed[key] = reason
-            return self._needed[key]
 
     def kept_kv(self, look: Look) -> KeptKV | str:
         """What was kept of texts that the model has read as it is now; or why nothing can be.

@@ -7,13 +7,15 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from selfspec.ability.rope import changes_other_rows
+from selfspec.compat.generation import belongs_to_caller
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
-from selfspec.forward.columns import text_kv_in
-from selfspec.forward.prompt import Prefilled
+from selfspec.forward.columns import layers_reason, text_kv_in
+from selfspec.forward.prompt import Prefilled, ReadSoFar
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone, Row
@@ -31,15 +33,15 @@ class Sharing:
 
     def begin(self, prompt: Prompt, rows: Sequence[Row]) -> None:
         """Lets a prompt go on after the longest beginning that was read, also for one of `rows`."""
-        stats, reader = prompt.stats, prompt.reader
+        stats, plan = prompt.stats, prompt.plan
         stats.kept_reason = self._reason or (self._reason_of(prompt) if self._store else None)
         if self._store is None or stats.kept_reason is not None:
             return
-        ids = np.array(reader.input_ids[0].tolist())
+        ids = np.array(plan.input_ids[0].tolist())
         running = [self._text_of(row) for row in rows if row.prompt_end is not None]
-        find = partial(self._store.beginning, ids, _scope(prompt), reader.cache, running)
+        find = partial(self._store.beginning, ids, _scope(prompt), plan.cache, running)
         if (beginning := self.with_memory(find)) is not None:  # Else the prompt is read whole.
-            reader.begin(beginning)
+            prompt.result.read = ReadSoFar.of_prefix(plan, beginning)
 
     def with_memory(self, work: Callable[[], T], undo: Callable[[], bool] | None = None) -> T:
         """What some work gives, which is done once more if kept texts can give it memory.
@@ -81,10 +83,10 @@ class Sharing:
         """Keeps the part of a prompt that was read, whose text nobody wants any more."""
         if self._store is None or prompt.stats.kept_reason is not None:
             return
-        if num_read := prompt.reader.num_read:
+        if num_read := prompt.result.read.num_columns:
             ids = np.array(prompt.input_ids[0, :num_read].tolist())
             end = PromptEnd(num_read, None, _scope(prompt))
-            self._store.keep(ids, end, text_kv_in(prompt.reader.cache))
+            self._store.keep(ids, end, text_kv_in(prompt.plan.cache))
 
     def limit_to(self, num_bytes: int) -> None:
         """Lets what is kept of texts that have ended take this much memory at most."""
@@ -98,14 +100,33 @@ class Sharing:
         return self._store.drop() > 0
 
     def _reason_of(self, prompt: Prompt) -> str | None:
-        """Why what was read for other texts is of no use for a prompt."""
+        """Why what was read for other texts is of no use for a prompt; None if it is.
+
+        Then each column of its KV depends on the ids up to there, and on nothing else.
+        """
+        plan, config = prompt.plan, prompt.model.config
         if prompt.config.learning == "request" and prompt.scope is None:
             return "learning='request' lets no prompt go on after one of another request"
-        if changes_other_rows(prompt.model.config, prompt.model_kwargs):
+        if changes_other_rows(config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
-        if reason := prompt.reader.sharing_reason():  # Then its cache is made of layers.
+        if config.is_encoder_decoder:
+            return "an encoder reads its prompt"
+        if plan.is_read_at_once:
+            return "its prompt is read in one part, as one with images, or in chunks of its own"
+        if plan.on_logits is not None:
+            return "the logits of its whole prompt are asked for"
+        if belongs_to_caller(plan.cache):
+            return "its KV cache may be the caller's"
+        mask, positions = (plan.arguments.get(name) for name in ("attention_mask", "position_ids"))
+        counted = torch.arange(plan.num_tokens, device=plan.input_ids.device)
+        has_mask = mask is not None and (mask.dim() != 2 or not mask.all())
+        is_counted = positions is None or torch.equal(positions, counted.expand_as(positions))
+        if len(plan.input_ids) > 1 or has_mask or not is_counted:
+            return "its prompt has several rows, padding, or a mask or positions of its own"
+        num_layers = config.get_text_config(decoder=True).num_hidden_layers
+        if reason := layers_reason(plan.cache, num_layers):
             return reason
-        if self._backend.chains_only and not any(map(has_states, prompt.reader.cache.layers)):
+        if self._backend.chains_only and not any(map(has_states, plan.cache.layers)):
             return "its model verifies chains alone, which say nothing of prompts in two parts"
         return None
 

@@ -144,6 +144,23 @@ def test_a_module_imports_only_what_the_table_allows():
             assert {part_of(name) for name in ours} - {part} <= ALLOWED[part], path
 
 
+def in_circles(imports: dict[str, set[str]]) -> set[str]:
+    """The modules that import each other in a circle, or import one that does."""
+    left = dict(imports)
+    while leaves := [name for name, needed in left.items() if not needed & left.keys()]:
+        for name in leaves:
+            del left[name]
+    return set(left)
+
+
+def test_no_files_of_a_room_import_each_other_in_a_circle():
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+    for room in ALLOWED:
+        files = {name_of(path): path for path in FILES if part_of(name_of(path)) == room}
+        imports = {name: set(imports_of(path)) - {name} for name, path in files.items()}
+        assert in_circles(imports) == set(), room
+
+
 def test_torch_and_transformers_stay_in_their_rings():
     for path in FILES:
         part = part_of(name_of(path))

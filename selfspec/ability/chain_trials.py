@@ -17,25 +17,23 @@ from selfspec.ability.readings import (
     read_at_once,
     read_by_steps,
     read_on,
-    read_without_states,
 )
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import (
-    BEYOND_ROUNDING,
-    Wrong,
+    Fault,
+    Trial,
+    TrialForward,
     depends_on_hidden,
     distance_of,
-    outcome_of,
     tree_of,
     verdict,
 )
 from selfspec.compat.branching import calls_state_functions, state_functions
 from selfspec.compat.modules import is_compiled
-from selfspec.compat.states import bounds_time_steps, no_way_back, states_by_place
+from selfspec.compat.states import STATE_NAMES, bounds_time_steps, no_way_back, states_by_place
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
 from selfspec.forward.prompt import Prefilled
-from selfspec.records import DraftTree
 
 # How far a forward over several tokens may be from plain steps, as a share of how far it would be
 # without the tokens before the last one. Rounding is smaller than the first share in any precision,
@@ -44,13 +42,35 @@ _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
 _PROMPT = 3  # The prompt of a chain has this many tokens.
 # The kinds of running states that a faulty forward may leave out.
 _STATES = {
-    "states": ("conv_states", "recurrent_states"),
+    "states": STATE_NAMES,
     "recurrent states": ("recurrent_states",),
     "convolution's window": ("conv_states",),
 }
 
-# The rows of the outcome of a chain.
-_OF_ROOT, _A, _D, _E = range(4)
+
+def chain_trial(ids: Sequence[int], *, has_states: bool) -> Trial:
+    """A chain whose first draft is kept, and two tokens that follow it one by one.
+
+    ::
+
+        prompt ─ root ─ a ─ b ─ c        prompt ─ root ─ a ─ d        prompt ─ root ─ a ─ d ─ e
+        rows      0     1                                   2                                3
+    """
+    prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
+    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
+    uncropped = Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT)
+    forgotten = Text([*prompt, d], range(4), [3], _PROMPT)
+    faults = [
+        Fault("a model that keeps nothing", [2], forgotten),
+        Fault("a model that crops nothing", [2], uncropped),
+    ]
+    # A forward that begins with empty states, and one after which the states are empty.
+    first = text._replace(ids=text.ids[:5])
+    for name, kinds in _STATES.items() if has_states else ():
+        faults.append(Fault(f"a model without its {name}", [0, 1], first, kinds))
+        faults.append(Fault(f"a model without its {name}", [3], text, kinds))
+    one_by_one = [TrialForward(tree_of(token, [], []), [0]) for token in (d, e)]
+    return Trial(text, [TrialForward(tree_of(root, [], [a, b, c]), [0, 1]), *one_by_one], faults)
 
 
 def check_chain(
@@ -58,61 +78,34 @@ def check_chain(
 ) -> str | None:
     """Why the model can't verify chains; None if it can.
 
-    ::
-
-        prompt ─ root ─ a ─ b ─ c         root ─ a is kept; d and e follow it, one by one
-
     Tokens must not depend on the `crowds` of tokens that may follow them in the same forward.
     """
     if bounds_time_steps(model.modules()):
         return "a forward over several tokens bounds its time steps, and plain steps do not"
-    prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
+    prompt = list(ids[:_PROMPT])
     cache = prefilled(model, prompt, layers)
-    if reason := no_way_back(cache) or (states_by_place(cache.layers) and states_reason(model)):
+    has_states = bool(states_by_place(cache.layers))
+    if reason := no_way_back(cache) or (has_states and states_reason(model)):
         return reason
-    if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
+    if _depends_on_later(model, ids[: _PROMPT + 2], _PROMPT, layers, crowds):
         return "its tokens depend on those that come after them"
-    functions = state_functions(model.modules())
-    backend = ChainBackend(model, functions=functions)
+    trial = chain_trial(ids, has_states=has_states)
+    # Plain steps are right, also where forwards over several tokens are not.
+    right = read_by_steps(model, trial.text, layers)
+    (whole,) = read_at_once(model, [trial.text], layers)
+    answers = trial.wrong_answers(model, layers)
+    share = _ROUNDING_32 if has_states and model.dtype == torch.float32 else _ROUNDING
+    if distance_of(whole, right) > share * distance_of(answers[0], right[[2]]):
+        return "several tokens in one forward give other results than one after the other"
+    backend = ChainBackend(model, functions=state_functions(model.modules()))
     input_ids = torch.tensor([prompt], device=device_of(model))
     arguments = arguments_at(model, cache, range(len(prompt) + 1))
     backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcomes = [outcome_of(backend, (), tree_of(root, [], [a, b, c]), layers)[:2]]
-    backend.commit([[0, 1]])
-    for token in (d, e):
-        outcomes.append(outcome_of(backend, (), DraftTree.of_root(token), layers))
-        backend.commit([[0]])
-
-    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
-    whole, uncropped, forgotten = read_at_once(
-        model,
-        [
-            text,
-            Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT),
-            Text([*prompt, d], range(4), [3], _PROMPT),
-        ],
-        layers,
-    )
-    # Plain steps are right, also where forwards over several tokens are not.
-    right = read_by_steps(model, text, layers)
-    rounding = distance_of(whole, right)
-    is_exact = model.dtype == torch.float32 and states_by_place(cache.layers)
-    if rounding > (_ROUNDING_32 if is_exact else _ROUNDING) * distance_of(forgotten, right[[_D]]):
-        return "several tokens in one forward give other results than one after the other"
-    wrong_answers = [
-        Wrong("a model that crops nothing", [_D], uncropped),
-        Wrong("a model that keeps nothing", [_D], forgotten),
-    ]
-    for name, kinds in _STATES.items():
-        # A forward that begins with empty states, and one after which the states are empty.
-        for read, rows in ((text.ids[:5], [_OF_ROOT, _A]), (text.ids, [_E])):
-            answer = read_without_states(model, read, len(rows), kinds, layers)
-            if distance_of(answer, right[rows]) > BEYOND_ROUNDING * rounding:
-                wrong_answers.append(Wrong(f"a model without its {name}", rows, answer))
-    outcome = torch.cat(outcomes)
+    outcome = trial.outcome(backend, (), layers)
     # The wrong answer that is nearest says best what is wrong.
-    wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))
-    return verdict(model, outcome, right, wrong_answers, lambda: whole)
+    pairs = list(zip(trial.faults, answers, strict=True))
+    pairs.sort(key=lambda pair: distance_of(outcome[pair[0].rows], pair[1]))
+    return verdict(model, outcome, right, pairs, lambda: whole)
 
 
 def states_reason(model: PreTrainedModel) -> str | None:

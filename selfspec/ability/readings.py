@@ -65,9 +65,13 @@ def read_in_two(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torc
 
 def read_by_steps(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
     """The outcome (N, D) of a text's compared tokens, by plain steps after its prompt."""
-    cache = prefilled(model, text.ids[: text.num_prompt], layers)
-    steps = [read_on(model, [text.ids[i]], i, cache, layers)[0] for i in text.compared]
-    return torch.cat(steps).float()
+    start = text.num_prompt
+    cache = prefilled(model, text.ids[:start], layers)
+    steps = [
+        read_on(model, [token], place, cache, layers)[0]
+        for place, token in enumerate(text.ids[start:], start)
+    ]
+    return torch.cat(steps)[[place - start for place in text.compared]].float()
 
 
 def read_without_states(
@@ -77,7 +81,7 @@ def read_without_states(
     names: Sequence[str],
     layers: TrialLayers,
 ) -> torch.Tensor:
-    """The outcome (N, D) of the last tokens, in a forward that begins with empty states."""
+    """The outcome (N, D) of the last tokens, in a forward that begins without some states."""
     start = len(ids) - num_last
     cache = prefilled(model, ids[:start], layers)
     for (_, name, _), state in states_by_place(cache.layers).items():

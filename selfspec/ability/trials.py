@@ -7,7 +7,7 @@ answer than to any wrong one. Knows backends and forwards; not what a verdict is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from selfspec.ability.readings import (
     read_at_once,
     read_by_steps,
     read_in_two,
+    read_without_states,
 )
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.forward.backends import Backend
@@ -38,7 +39,7 @@ _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
 # A wrong answer shows a fault if rounding, times this, does not reach from it to the right one.
-BEYOND_ROUNDING = 2
+_BEYOND_ROUNDING = 2
 # How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
 # mask that leaks changes more. The first share is for experts in half precision: they sort their
 # tokens, so that hidden ones affect their rounding. The second is for all other models, in which
@@ -46,22 +47,102 @@ BEYOND_ROUNDING = 2
 _HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
 # Beside that share, they may change so many times what the same forward changes once more.
 _LIKE_NOISE = 4
-_AFTER = 7  # This many follow the prompt of a tree.
+_AFTER = 7  # This many tokens follow the prompt of a tree.
 
 
-class Wrong(NamedTuple):
-    """What a model with a fault would give in some rows of the outcome."""
+class TrialForward(NamedTuple):
+    """A forward over a tree, and the nodes whose outcome is compared; it may keep their KV."""
 
-    fault: str
+    tree: DraftTree
+    compared: list[int]
+    keeps: bool = True
+
+
+class Fault(NamedTuple):
+    """A fault that some rows of the outcome would show: they are then what the text gives.
+
+    A model that `forgets` some states reads the last tokens of the text without them.
+    """
+
+    name: str
     rows: list[int]
-    answer: torch.Tensor  # (N, D)
-
-    def distance(self, outcome: torch.Tensor) -> float:
-        return distance_of(outcome[self.rows], self.answer)
+    text: Text
+    forgets: tuple[str, ...] = ()
 
 
-# The rows of the outcome of a tree. D is the root of a second tree, and then a plain step.
-_ROOT, _B, _C, _D_OF_TREE, _D_ALONE = range(5)
+class Trial(NamedTuple):
+    """Forwards over drafts, the text whose compared tokens they must give, and possible faults."""
+
+    text: Text
+    forwards: list[TrialForward]
+    faults: list[Fault]
+
+    def outcome(self, backend: Backend, rows: Sequence[Any], layers: TrialLayers) -> torch.Tensor:
+        """What the forwards give: (N, D)."""
+        outcomes = []
+        for forward in self.forwards:
+            outcomes.append(outcome_of(forward, backend, rows, layers))
+            if forward.keeps:
+                backend.commit([forward.compared])
+        return torch.cat(outcomes)
+
+    def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
+        """What a model with each of the faults would give."""
+        answers = read_at_once(model, [fault.text for fault in self.faults], layers)
+        for index, (_, rows, text, forgets) in enumerate(self.faults):
+            if forgets:
+                answers[index] = read_without_states(model, text.ids, len(rows), forgets, layers)
+        return answers
+
+
+def outcome_of(
+    forward: TrialForward, backend: Backend, rows: Sequence[Any], layers: TrialLayers
+) -> torch.Tensor:
+    """The outcomes (N, D) of the nodes that are compared."""
+    run = backend.lay_out(rows, [forward.tree])
+    return layers.outcome(lambda: backend.forward(run).logits)[0, forward.compared].float()
+
+
+def tree_trial(ids: Sequence[int]) -> Trial:
+    """A tree of which a path is kept, and what follows that as a tree's root and by itself.
+
+    ::
+
+        prompt ─ root ┬ wrong             prompt ─ root ─ b ─ c ─ d ┬ wrong      … ─ c ─ d
+                      └ b ─ c                                       ├ wrong
+                                                                    └ wrong
+        rows      0       1   2                                   3                      4
+
+    The wrong child comes before the right one, so that b and c are in other slots than their
+    positions say. The prompt is what comes before the last seven ids.
+    """
+    prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
+    start, before = len(prompt), [*prompt, root]
+    n = start + 1  # The position of b.
+    old = range(n)
+    text = Text([*before, b, c, d], range(n + 3), [start, n, n + 1, n + 2, n + 2], start)
+    seeing = Text([*before, wrong[0], b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], start)
+    by_column = text._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1])
+    keeping_others = Text([*before, wrong[0], b, d], range(n + 3), [n + 2, n + 2], start)
+    faults = [
+        Fault("a model that sees other guesses", [1, 2], seeing),
+        Fault("a model with positions by column", [1, 2], by_column),
+        Fault("a model that keeps all slots", [3, 4], seeing._replace(compared=[n + 3, n + 3])),
+        Fault("a model that keeps other slots", [3, 4], keeping_others),
+    ]
+    forwards = [
+        first_forward(text, wrong[:1]),
+        TrialForward(tree_of(d, wrong, []), [0], keeps=False),
+        TrialForward(DraftTree.of_root(d), [0], keeps=False),
+    ]
+    return Trial(text, forwards, faults)
+
+
+def first_forward(text: Text, others: Sequence[int]) -> TrialForward:
+    """The first forward of a tree's trial, with other wrong children."""
+    root, b, c = text.ids[text.num_prompt :][:3]
+    first = len(others) + 1
+    return TrialForward(tree_of(root, others, [b, c]), [0, first, first + 1])
 
 
 def check_tree(
@@ -74,26 +155,17 @@ def check_tree(
 ) -> str | None:
     """Why the model can't verify trees; None if it can.
 
-    ::
-
-        prompt ─ root ┬ wrong
-                      └ b ─ c         root ─ b ─ c is kept, and d follows it
-
-    The wrong child comes before the right one, so that b and c are in other slots than their
-    positions say. `crowds` of other wrong children must make no difference either: one of them is
-    likely to have the largest value of some layer. The prompt is what comes before the last
-    `_AFTER` ids.
+    `crowds` of other wrong children must make no difference either: one of them is likely to have
+    the largest value of some layer.
     """
-    prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
-    end = len(prompt)
+    trial = tree_trial(ids)
+    text = trial.text
+    prompt = text.ids[: text.num_prompt]
     cache = prefilled(model, prompt, layers)
     types = layers.types(types)
     if reason := can_hold_trees(cache, types.by_layer):
         return reason
-    compared = [end, end + 1, end + 2, end + 3, end + 3]
-    text = Text([*prompt, root, b, c, d], range(end + 4), compared, end)
-    right, wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
-    arguments = arguments_at(model, cache, range(end + 1))
+    arguments = arguments_at(model, cache, range(len(prompt) + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
     positions = given_positions(model, prompt_ids, arguments)
     if reason := placing_reason(positions, arguments):
@@ -101,63 +173,29 @@ def check_tree(
     # Plain steps are right, also where forwards over several tokens are not, and where the model
     # counts positions by itself, from another number than columns do.
     if types.states or positions is None:
-        steps = read_by_steps(model, text._replace(compared=compared[:-1]), layers)
-        right = torch.cat([steps, steps[-1:]])
+        right = read_by_steps(model, text, layers)
+    else:
+        (right,) = read_at_once(model, [text], layers)
+    answers = trial.wrong_answers(model, layers)
     backend = new_backend(model, types)
     widest = max(map(len, crowds), default=0)
     position = next_positions(model, prompt_ids, arguments)
-    rows = backend.add(cache, position, max_columns=end + 24 + widest)
-
-    def first_step(*others: int) -> torch.Tensor:
-        outcome = outcome_of(backend, rows, tree_of(root, others, [b, c]), layers)
-        return outcome[[0, len(others) + 1, len(others) + 2]]
-
-    # No tree may cross a block of Llama 4.
-    most = max(backend.max_width(8 + widest) - 3, 1)
+    rows = backend.add(cache, position, max_columns=text.num_prompt + 24 + widest)
+    most = max(backend.max_width(8 + widest) - 3, 1)  # No tree may cross a block of Llama 4.
     crowds = [crowd[:most] for crowd in crowds]
-    seeing_sibling = wrong_answers[0].answer
-    # The last forward is the one whose keys and values are kept.
-    for some, others in [*pairwise(crowds), (wrong[1:2], wrong[:1])]:
-        unseen, first = first_step(*some), first_step(*others)
-        if depends_on_hidden(model, first, unseen, seeing_sibling, partial(first_step, *others)):
+
+    def with_others(others: Sequence[int]) -> torch.Tensor:
+        return outcome_of(first_forward(text, others), backend, rows, layers)
+
+    for some, others in [*pairwise(crowds), ([ids[-1]], [ids[-2]])]:
+        unseen, first = with_others(some), with_others(others)
+        again = partial(with_others, others)
+        if depends_on_hidden(model, first, unseen, answers[0], again):
             return "its tokens depend on tokens of the forward that masks hide"
-    backend.commit([[0, 2, 3]])
-    second = outcome_of(backend, rows, tree_of(d, wrong[:3], []), layers)[:1]
-    alone = outcome_of(backend, rows, DraftTree.of_root(d), layers)
+    outcome = trial.outcome(backend, rows, layers)
     backend.release()
-    outcome = torch.cat([first, second, alone])
-    return verdict(model, outcome, right, wrong_answers, lambda: read_in_two(model, text, layers))
-
-
-def _answers_of_trees(
-    model: PreTrainedModel, text: Text, wrong: int, layers: TrialLayers
-) -> tuple[torch.Tensor, list[Wrong]]:
-    """The right answer, and those of a model that does something wrong with the wrong child."""
-    *before, b, c, d = text.ids
-    old, n = range(len(before)), len(before)
-    seeing_all = Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], n)
-    faults = {
-        "a model that sees other guesses": ([_B, _C], seeing_all),
-        "a model with positions by column": (
-            [_B, _C],
-            text._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1]),
-        ),
-        "a model that keeps all slots": (
-            [_D_OF_TREE, _D_ALONE],
-            seeing_all._replace(compared=[n + 3, n + 3]),
-        ),
-        "a model that keeps other slots": (
-            [_D_OF_TREE, _D_ALONE],
-            Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2], n),
-        ),
-    }
-    texts = [faulty for _, faulty in faults.values()]
-    right, *answers = read_at_once(model, [text, *texts], layers)
-    wrong_answers = [
-        Wrong(fault, rows, answer)
-        for (fault, (rows, _)), answer in zip(faults.items(), answers, strict=True)
-    ]
-    return right, wrong_answers
+    again = partial(read_in_two, model, text, layers)
+    return verdict(model, outcome, right, zip(trial.faults, answers, strict=True), again)
 
 
 def depends_on_hidden(
@@ -177,26 +215,26 @@ def verdict(
     model: PreTrainedModel,
     outcome: torch.Tensor,  # (N, D)
     right: torch.Tensor,  # (N, D)
-    wrong_answers: Sequence[Wrong],
+    wrong_answers: Iterable[tuple[Fault, torch.Tensor]],
     right_again: Callable[[], torch.Tensor],
 ) -> str | None:
     """Why the outcome is not right; None if it is. `right_again` computes it in another way."""
     if outcome.isnan().any() and not right.isnan().any():  # No comparison below would see it.
         return "its outcome is NaN, and that of plain forwards is not"
     rounding: float | None = None
-    for wrong in wrong_answers:
-        to_right = distance_of(outcome[wrong.rows], right[wrong.rows])
-        to_wrong = wrong.distance(outcome)
+    for fault, answer in wrong_answers:
+        some, correct = outcome[fault.rows], right[fault.rows]
+        to_right, to_wrong = distance_of(some, correct), distance_of(some, answer)
         if to_right <= _CLEARLY_RIGHT * to_wrong:
             continue
         if rounding is None:  # Two outcomes may happen to have the same bits.
             rounding = max(distance_of(right_again(), right), torch.finfo(model.dtype).eps / 4)
         # A wrong answer that differs from the right one by rounding alone shows no fault.
-        shows_fault = distance_of(wrong.answer, right[wrong.rows]) > BEYOND_ROUNDING * rounding
+        shows_fault = distance_of(answer, correct) > _BEYOND_ROUNDING * rounding
         if to_right > _CLEARLY_WRONG * to_wrong and shows_fault:
-            return f"in a trial its answers were those of {wrong.fault}"
+            return f"in a trial its answers were those of {fault.name}"
         if to_right > _LIKE_PLAIN * rounding:
-            return f"in a trial its answers were too near to those of {wrong.fault}"
+            return f"in a trial its answers were too near to those of {fault.name}"
     return None
 
 
@@ -224,11 +262,3 @@ def tree_of(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     for token in chain:
         node = tree.add(node, token, 0.4)
     return tree
-
-
-def outcome_of(
-    backend: Backend, rows: Sequence[Any], tree: DraftTree, layers: TrialLayers
-) -> torch.Tensor:
-    """The outcomes (Q, D) of the nodes of a tree."""
-    outcome = layers.outcome(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
-    return outcome.float()

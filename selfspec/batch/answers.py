@@ -64,7 +64,7 @@ class Answer:
         except Exception as fault:
             error = error or without_frames(fault)
         is_ended = bool(ids) and ids[-1] in end_ids(prompt.generation_config)
-        is_full = prompt.writes_nothing or prompt.num_tokens + len(ids) >= prompt.max_length
+        is_full = prompt.num_tokens + len(ids) >= prompt.max_length
         reason = "length" if is_full and not is_ended else "stop"
         if error is not None:
             reason = "error"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from json import JSONDecoder
 from typing import Any
 
 import regex
 
 from selfspec.batch.call_forms import CallForm
-from selfspec.draft.sources.json_text import JsonText
+
+_JSON = JSONDecoder(parse_int=str)  # Python refuses to read numbers with very many digits.
 
 
 class CallReader:
@@ -22,10 +24,10 @@ class CallReader:
         self.num_calls = 0
         self._text, self._end = "", 0  # The text so far, and how far it was handed on.
         self._is_text = False  # Has any text but whitespace come since the last call?
-        self._arguments: JsonText | None = None  # of the call that is being written
-        self._is_after = False  # Are a call's arguments complete, and its end tag not yet?
+        self._start: int | None = None  # Where the arguments begin that have not ended.
+        self._is_after = False  # Has the last call's end tag not come, though its arguments have?
         escape = regex.escape
-        head = escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})")
+        head = escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})") + r"\{"
         begins = [escape(form.tag + begin) for begin in form.begins] if form.tag else []
         begins += [] if form.needs_tag else ["^"]
         ends = [escape("".join(form.end))]
@@ -37,7 +39,7 @@ class CallReader:
     @property
     def has_called(self) -> bool:
         """Is there a call, and are the arguments of the last one complete?"""
-        return self.num_calls > 0 and self._arguments is None
+        return self.num_calls > 0 and self._start is None
 
     def add(self, text: str) -> list[str | dict[str, Any]]:
         """Takes more of a text; returns in order other text, and calls in parts as OpenAI has them.
@@ -48,8 +50,8 @@ class CallReader:
         parts, before = list[str | dict[str, Any]](), -1
         while before < self._end:
             before = self._end
-            if self._arguments is not None:
-                parts += self._read_arguments()
+            if self._start is not None:
+                parts.append(self._read_arguments(self._start))
             elif self._is_after:
                 parts += self._read_end()
             else:
@@ -59,7 +61,7 @@ class CallReader:
     def end(self) -> str:
         """What was held back, if it is no part of a call."""
         rest = self._text[self._end :]
-        is_text = self._arguments is None and not self._is_after
+        is_text = self._start is None and not self._is_after
         return rest if is_text and (rest.strip() or not self.num_calls) else ""
 
     def _read_text(self) -> Iterator[str | dict[str, Any]]:
@@ -78,23 +80,23 @@ class CallReader:
             yield self._begin(opening)
 
     def _begin(self, head: Any) -> dict[str, Any]:
-        self._end, self._arguments = head.end(), JsonText()
+        self._end = self._start = head.end() - 1
         self._is_text = self._is_after = False
         function = {"name": head[1], "arguments": ""}
         about = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
         self.num_calls += 1
         return {"index": self.num_calls - 1, **about}
 
-    def _read_arguments(self) -> Iterator[dict[str, Any]]:
-        text, start = self._arguments, self._end
-        while text is not None and self._end < len(self._text):
-            text = text.read(self._text[self._end].encode())
-            self._end += 1
-            if not text.open and not text.is_string:
-                text, self._is_after = None, True
-        self._arguments = text
-        if piece := self._text[start : self._end]:
-            yield {"index": self.num_calls - 1, "function": {"arguments": piece}}
+    def _read_arguments(self, start: int) -> dict[str, Any]:
+        """The fresh part of the arguments, which are an object that a bracket may end."""
+        before, self._end = self._end, len(self._text)
+        if "}" in self._text[before:]:
+            try:
+                _, self._end = _JSON.raw_decode(self._text, start)
+                self._start, self._is_after = None, True
+            except (RecursionError, ValueError):
+                pass  # It goes on.
+        return self._more(self._text[before : self._end])
 
     def _read_end(self) -> Iterator[dict[str, Any]]:
         """Goes on after the end of a call, or in the next one, once either is there.
@@ -102,7 +104,7 @@ class CallReader:
         The grammar allows nothing else, unless a special token cut what looked like a call. A part
         without arguments says that the call has taken this text.
         """
-        yield {"index": self.num_calls - 1, "function": {"arguments": ""}}
+        yield self._more("")
         closing = self._closing.match(self._text, self._end, partial=True)
         self._is_after = closing is not None and closing.partial
         if closing is None or closing.partial:
@@ -111,3 +113,6 @@ class CallReader:
             yield self._begin(closing)
         else:
             self._end = closing.end()
+
+    def _more(self, arguments: str) -> dict[str, Any]:
+        return {"index": self.num_calls - 1, "function": {"arguments": arguments}}

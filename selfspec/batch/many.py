@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from selfspec.batch.answers import Answer
 from selfspec.batch.prompt_maker import PromptMaker
@@ -12,9 +13,8 @@ from selfspec.batch.prompts import PromptLike, inputs_of
 from selfspec.errors import AttachError, ConfigError, UnsupportedError, no_tokenizer, shown
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
+from selfspec.prompt import Prompt
 from selfspec.session import Scheduler, Session
-
-T = TypeVar("T")
 
 
 def generate_many(
@@ -59,8 +59,7 @@ def generate_many(
             for each prompt, where None leaves a text free. Needs the package llguidance.
         logprobs: How many of the likeliest tokens come with their log probabilities for each new
             token, beside its own: `Answer.logprobs`. They are the model's, before any processor.
-        prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`. With
-            ``max_new_tokens=0`` a prompt is only scored.
+        prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`.
         generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts;
             `max_nodes`, a limit of their trees; OpenAI's `presence_penalty` and
             `frequency_penalty`, from -2 to 2.
@@ -121,30 +120,45 @@ def answers(
 
     Token ids need no `processor`.
     """
-    errors, is_tried = list[Exception](), False
-    numbered = _until_error(enumerate(pairs), errors)
-    while True:
-        fresh = list(islice(numbered, session.num_wanted))
-        if not fresh and session.is_empty:
-            break
-        for index, (inputs, schema) in fresh:
-            row_seed = None if seed is None else seed + index
-            try:
-                ids = inputs_of(inputs, processor)
-                session.add(maker.prompt(index, ids, row_seed, {**common, "schema": schema}))
-            except Exception as error:
-                if not is_tried:  # Raises what is wrong for any prompt.
-                    session.memory.check(maker.prompt(0, [0], 0, common))
-                yield Answer.refused(index, error)
-            is_tried = True
-        yield from (Answer.to(prompt, maker.tokenizer) for prompt in session.work())
+    errors = list[Exception]()
+
+    def prepare(index: int, inputs: PromptLike, schema: Any) -> Prompt:
+        row_seed = None if seed is None else seed + index
+        ids = inputs_of(inputs, processor)
+        return maker.prompt(index, ids, row_seed, {**common, "schema": schema})
+
+    def numbered() -> Iterator[tuple[int, Callable[[], Prompt]]]:
+        try:
+            for index, pair in enumerate(pairs):
+                yield index, partial(prepare, index, *pair)
+        except Exception as error:  # It is raised once those before it are answered.
+            errors.append(error)
+
+    is_tried = False
+    for answer in answered(session, numbered(), maker.tokenizer):
+        if answer.finish_reason == "error" and not is_tried:  # Raises what is wrong for any prompt.
+            session.memory.check(maker.prompt(0, [0], 0, common))
+        is_tried = True
+        yield answer
     if errors:
         raise errors[0]
 
 
-def _until_error(values: Iterable[T], errors: list[Exception]) -> Iterator[T]:
-    """The values up to the first error, which is raised once they are answered."""
-    try:
-        yield from values
-    except Exception as error:
-        errors.append(error)
+def answered(
+    session: Session, calls: Iterator[tuple[int, Callable[[], Prompt]]], tokenizer: Any = None
+) -> Iterator[Answer]:
+    """The answers to prompts, each as soon as it is complete.
+
+    `calls` has the number of each prompt and what makes it, once there is a place for it. Without a
+    tokenizer the answers have no text, for those who have decoded it while it came.
+    """
+    while True:
+        fresh = list(islice(calls, session.num_wanted))
+        if not fresh and session.is_empty:
+            return
+        for index, make in fresh:
+            try:
+                session.add(make())
+            except Exception as error:
+                yield Answer.refused(index, error)
+        yield from (Answer.to(prompt, tokenizer) for prompt in session.work())

@@ -74,13 +74,10 @@ class PromptMaker:
         loop, ready = loop_for(self._spec, self._model, applied)
         numbers = (ready.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
         scores = TokenScores(self.tokenizer, *numbers)
-        if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
-            ready["max_new_tokens"] = 1
-        is_streamed = (on_tokens is not None or scores.is_asked) and not writes_nothing
+        is_streamed = on_tokens is not None or scores.is_asked
         streamer = TokenStreamer(on_tokens, scores) if is_streamed else None
-        fields = {"index": index, "scope": scope, "scores": scores, "fails_alone": True}
         on_logits = None if scores.prompt is None else scores.on_logits
-        fields |= {"writes_nothing": writes_nothing, "on_logits": on_logits}
+        fields = {"index": index, "scope": scope, "scores": scores, "on_logits": on_logits}
         loop = replace(loop, streamer=streamer, then=partial(self._routed, seed, fields))
         ids = inputs_on(inputs, self._model)
         prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
@@ -108,7 +105,7 @@ class PromptMaker:
             seed = None
         elif seed is None:
             seed = int(torch.randint(2**63 - 1, (), device="cpu"))
-        return routed(replace(call, seed=seed, **fields), self._spec)
+        return routed(replace(call, seed=seed, fails_alone=True, **fields), self._spec)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         embeddings = inside_wrappers(self._model).get_input_embeddings()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,8 @@ from selfspec.serving.translator import PromptTranslator
 if TYPE_CHECKING:
     from selfspec.batch import Answer
     from selfspec.batch.prompt_maker import PromptMaker
-    from selfspec.serving.exchange import ReplyDecoder
+    from selfspec.prompt import Prompt
+    from selfspec.serving.reply_decoder import ReplyDecoder
     from selfspec.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so.
@@ -186,31 +187,29 @@ def results(
 
     If line `n` names no seed, it has `seed + n - 1`.
     """
-    from selfspec.batch.answers import Answer
+    from selfspec.batch.many import answered
     from selfspec.serving.exchange import choices_of  # They bring torch along.
 
-    waiting: dict[int, tuple[PromptLine, ReplyDecoder]] = {}
-    left = iter(lines)
-    while True:
-        fresh = list(islice(left, session.num_wanted))
-        if not fresh and session.is_empty:
-            return
-        for line in fresh:
-            settings, prepare = line.settings, partial(maker.prompt, line.number)
-            line_seed = seed + line.number - 1 if settings.seed is None else settings.seed
-            try:
-                choices = choices_of(settings, [line.prompt], translator, prepare, line_seed)
-                ((prompt, reply),) = choices
-                session.add(prompt)
-            except Exception as error:  # Whatever it is, the other lines go on.
-                yield LineResult.failed(line.number, error, line.name)
-                continue
-            waiting[line.number] = line, reply
-        for answer in map(Answer.to, session.work()):  # Replies have the texts.
-            line, reply = waiting.pop(answer.index)
-            if answer.error is not None:
-                yield LineResult.failed(line.number, answer.error, line.name)
-                continue
+    waiting: dict[int, PromptLine] = {}
+    replies: dict[int, ReplyDecoder] = {}
+
+    def prepare(line: PromptLine) -> Prompt:
+        settings, prepare = line.settings, partial(maker.prompt, line.number)
+        line_seed = seed + line.number - 1 if settings.seed is None else settings.seed
+        ((prompt, reply),) = choices_of(settings, [line.prompt], translator, prepare, line_seed)
+        replies[line.number] = reply
+        return prompt
+
+    def calls() -> Iterator[tuple[int, Callable[[], Prompt]]]:
+        for line in lines:
+            waiting[line.number] = line
+            yield line.number, partial(prepare, line)
+
+    for answer in answered(session, calls()):
+        line, reply = waiting.pop(answer.index), replies.pop(answer.index, None)
+        if answer.error is not None:
+            yield LineResult.failed(line.number, answer.error, line.name)
+        elif reply is not None:
             text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 

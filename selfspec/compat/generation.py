@@ -136,15 +136,6 @@ def runs_in_step(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
     return bool(arguments["synced_gpus"])
 
 
-def length_of_dropped_mask(generation_config: GenerationConfig) -> int | None:
-    """The length of the attention mask that `generate()` dropped because it was all ones.
-
-    If the caller passed a KV cache, it tells whether the ids are the whole text or only its end.
-    Without it, they are taken for the end, as older versions of transformers do.
-    """
-    return getattr(generation_config, "_mask_length", None)
-
-
 def update_arguments(
     model: PreTrainedModel,
     arguments: dict[str, Any],
@@ -166,7 +157,7 @@ def update_arguments(
     return updated
 
 
-def read_prompt(
+def prefill(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     generation_config: GenerationConfig,

@@ -5,6 +5,7 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,6 +88,7 @@ class MeasuredBudget(Budget):
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
         self._num_rows = 0
+        self._drafting = deque([0.0, 0.0], maxlen=5)  # Of the last steps, in plain steps.
 
     def run_as(self, num_rows: int, curve: CostCurve) -> None:
         """Uses this curve from now on."""
@@ -122,6 +124,16 @@ class MeasuredBudget(Budget):
         plain = self.curve.seconds(1)
         needed = 2 * plain if seconds is None else seconds
         return self.curve.knows_plain and needed < self.ledger.may_lose() * plain
+
+    def drafted(self, seconds: float) -> float:
+        """What a step is charged for its drafting, in plain steps.
+
+        A machine that was held up for a second would forbid drafts for thousands of steps. So a
+        step is charged at most a plain step more than the second longest of the steps before it.
+        """
+        drafting, usual = seconds / self.curve.seconds(1), sorted(self._drafting)[-2]
+        self._drafting.append(drafting)
+        return min(drafting, usual + 1)
 
     def charge(self, seconds: float) -> None:
         steps = seconds / self.curve.seconds(1)
@@ -174,7 +186,7 @@ class MeasuredStep(Step):
         missing = curve.slowness.observe(seen, plain)
         if curve.slowness.is_over(plain):
             budget.ledger.forgive()
-        steps += took.drafting / plain
+        steps += budget.drafted(took.drafting)
         num_tokens = sum(len(record.committed_ids) for record in records)
         drafts = self.max_nodes > 1 or took.width > 1
         saved = num_tokens / max(len(records), 1) - steps if drafts else 0.0

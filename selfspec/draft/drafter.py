@@ -9,6 +9,7 @@ from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, Pays, StepRecord
@@ -38,16 +39,11 @@ class Drafter:
         self._cursors: list[Cursor] = []
         self._names: list[str] = []  # Those of the cursors' sources.
         self._shape = learned.shape.for_row(start.prompt_ids, learns=learned.learns)
-        self._grower = TreeGrower(
-            self._cursors,
-            config,
-            learned.calibration.probability,
-            self._shape,
-            num_readable,
-            banned=banned,
-            draws=None if start.draws.temperature is None else start.draws,
-            grid=learned.calibration.grid,
+        calibration = learned.calibration
+        ranking = Ranking(
+            calibration.probability, num_readable, banned, start.draws, calibration.grid
         )
+        self._grower = TreeGrower(self._cursors, config, ranking, self._shape.grow)
 
     @property
     def cursors(self) -> list[Cursor]:

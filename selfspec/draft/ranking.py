@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 
-from selfspec.draft.drawn import UNKNOWN, NoiseGrid
+from selfspec.draft.calibration import UNKNOWN, NoiseGrid
 from selfspec.records import COMMON, DRAFT_MODEL, Draws, Evidence, NoiseOf, Siblings
 
 Probability = Callable[[tuple[Evidence, ...]], float]
@@ -20,24 +21,31 @@ _KNOWING = {COMMON, DRAFT_MODEL}
 class Ranking:
     """Ranks the candidates of one row's nodes.
 
-    Only ids below `num_ids` are left in, without `banned`. Noise is looked at where a grid says
-    what it makes of chances, and where it is known how the row draws.
+    Only ids below `num_ids` are left in: a prompt may have others in the places of images, which
+    the model could not read as drafts. The token `banned` is left out, and nothing follows it: a
+    model that places a token by the tokens of its forward that are no pads would give it another
+    position after a pad than a plain step does. Noise is looked at where a grid says what it makes
+    of chances, and where it is known how the row draws.
     """
 
     def __init__(
         self,
         probability: Probability,
-        num_ids: int,
-        banned: int | None,
+        num_ids: int = sys.maxsize,
+        banned: int | None = None,
         draws: Draws | None = None,
         grid: NoiseGrid | None = None,
     ) -> None:
-        self._probability = probability
+        self.probability = probability
+        self.banned = banned
         self._num_ids = num_ids
-        self._banned = banned
-        self._draws = None if grid is None else draws
+        is_drawn = draws is not None and draws.temperature is not None
+        self._draws = draws if is_drawn and grid is not None else None
         self._grid = NoiseGrid() if grid is None else grid
         self._noise: dict[int, NoiseOf | None] = {}  # By depth, in this step.
+
+    def can_be_read(self, token: int) -> bool:
+        return 0 <= token < self._num_ids and token != self.banned
 
     def begin(self) -> None:
         """To be called before each step: then the noise is that of other tokens."""
@@ -49,7 +57,7 @@ class Ranking:
         An error if a token is no whole number, or if evidence is none.
         """
         # All of this runs for each candidate of each node: no calls but those that are needed.
-        probability, num_ids, banned = self._probability, self._num_ids, self._banned
+        probability, num_ids, banned = self.probability, self._num_ids, self.banned
         ranked = [
             (probability(kinds), token, kinds, UNKNOWN)
             for token, kinds in evidence.items()

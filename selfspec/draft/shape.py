@@ -6,16 +6,9 @@ Knows chances, depths and ranks; not what a token means.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from selfspec.draft.tree import TreeGrower
 from selfspec.records import StepRecord
-
-if TYPE_CHECKING:
-    from selfspec.draft.tree import TreeGrower
-
-# A node below the root: the number of its parent, and its rank among the parent's candidates from
-# 0. Nodes are numbered as in a tree: 0 is the root, and place i is node i + 1.
-TreePlace = tuple[int, int]
 
 
 class Shape:

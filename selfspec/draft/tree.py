@@ -15,18 +15,20 @@ import heapq
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.drawn import NoiseGrid
-from selfspec.draft.ranking import Probability, Ranking
-from selfspec.draft.shape import Shape, TreePlace
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import Cursor
-from selfspec.records import DraftTree, Draws, Evidence, Pays, Siblings
+from selfspec.records import DraftTree, Evidence, Pays, Siblings
 
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
+
+# A node below the root: the number of its parent, and its rank among the parent's candidates from
+# 0. Nodes are numbered as in a tree: 0 is the root, and place i is node i + 1.
+TreePlace = tuple[int, int]
 
 # A best child that was not looked for yet is guessed to have at least half of its parent's score.
 _LEAST_HOPE = 0.5
@@ -40,34 +42,19 @@ Priority = Callable[[float, int], float]  # of a score and a depth
 _Waiting = tuple[float, int, int, int, float]
 
 
-class _Search(NamedTuple):
-    """A search for nodes, best first."""
-
-    score: Score | None
-    priority: Priority | None
-    waiting: list[_Waiting]
-
-
 class TreeGrower:
-    """Grows one row's trees, step after step, in the row's shape.
+    """Grows one row's trees, step after step, in a shape: the `grow` of the row's `Shape`.
 
-    A shape finds here the tree so far, its limits and the row's cursors, and may call `best_first`,
-    `fill` and `add`. Only ids below `num_ids` become nodes: a prompt may have others in the places
-    of images, which the model could not read as drafts. No draft is the token `banned`, nor follows
-    one: a model that places a token by the tokens of its forward that are no pads would give it
-    another position after a pad than a plain step does.
+    It finds here the tree so far, its limits and the row's cursors, and may call `best_first`,
+    `fill` and `add`. What `ranking` leaves out becomes no node.
     """
 
     def __init__(
         self,
         cursors: Sequence[Cursor],
         config: SpecConfig,
-        probability: Probability,
-        shape: Shape | None = None,
-        num_ids: int = sys.maxsize,
-        banned: int | None = None,
-        draws: Draws | None = None,
-        grid: NoiseGrid | None = None,
+        ranking: Ranking,
+        shape: Callable[[TreeGrower], object] | None = None,
     ) -> None:
         self.cursors = cursors
         self.tree = DraftTree.of_root(0)
@@ -75,12 +62,12 @@ class TreeGrower:
         self.max_depth = config.max_depth
         self.current: Cursor | None = None  # If growing breaks off, its error is of this cursor.
         self._config = config
-        self._num_ids = num_ids
-        self._banned = banned
-        self._probability = probability
-        self._ranking = Ranking(probability, num_ids, banned, draws, grid)
+        self._ranking = ranking
+        self._shape = TreeGrower.best_first if shape is None else shape
         self._pays: Pays | None = None
-        self._shape = Shape() if shape is None else shape
+        self._score: Score | None = None  # Those of the search that goes on.
+        self._priority: Priority | None = None
+        self._waiting: list[_Waiting] = []
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
 
@@ -88,7 +75,7 @@ class TreeGrower:
         self,
         root_token: int,
         max_nodes: int,
-        max_depth: int | None = None,
+        max_depth: int = sys.maxsize,
         pays: Pays | None = None,
     ) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
@@ -99,11 +86,10 @@ class TreeGrower:
         self.tree = tree = DraftTree.of_root(root_token)
         self._states, self._pays = {}, pays
         self._ranking.begin()
-        limit = self._config.max_depth
-        self.max_nodes = max_nodes
-        self.max_depth = limit if max_depth is None else min(limit, max_depth)
-        if self.cursors and max_nodes > 1 and self.max_depth >= 1 and root_token != self._banned:
-            self._shape.grow(self)
+        self.max_nodes, self.max_depth = max_nodes, min(self._config.max_depth, max_depth)
+        is_open = max_nodes > 1 and self.max_depth >= 1 and root_token != self._ranking.banned
+        if self.cursors and is_open:
+            self._shape(self)
         return tree
 
     def best_first(
@@ -122,17 +108,16 @@ class TreeGrower:
         and `rank` is 0 for the likeliest sibling. A score is at most the chance, which is the
         default. `priority(score, depth)` is the score by default.
         """
-        search = _Search(score, priority, [])
+        self._score, self._priority, self._waiting = score, priority, []
         max_nodes = self.max_nodes if max_nodes is None else min(max_nodes, self.max_nodes)
-        tree, places = self.tree, list[TreePlace]()
-        num_nodes = len(tree)
-        if num_nodes < max_nodes:
-            self._push(search, 0, 0, tree.looked_at[0] or self._look(0))
-        while search.waiting and num_nodes < max_nodes:
-            _, _, parent, rank, node_score = heapq.heappop(search.waiting)
+        tree, places, waiting = self.tree, list[TreePlace](), self._waiting
+        if len(tree) < max_nodes:
+            self._push(0, 0, tree.looked_at[0] or self._look(0))
+        while waiting and len(tree) < max_nodes:
+            _, _, parent, rank, node_score = heapq.heappop(waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
-                self._push(search, parent, 0, self._look(parent))
+                self._push(parent, 0, self._look(parent))
                 continue
             token = siblings.tokens[rank]
             node = tree.children[parent].get(token)
@@ -142,14 +127,13 @@ class TreeGrower:
                 if self._pays is not None and not self._pays(tree, node_score):
                     break
                 node = tree.add(parent, token, node_score, siblings.evidence[rank])
-                num_nodes += 1
                 places.append((parent, rank))
-            self._push(search, parent, rank + 1, siblings)
-            if num_nodes < max_nodes and tree.depths[node] < self.max_depth:
+            self._push(parent, rank + 1, siblings)
+            if len(tree) < max_nodes and tree.depths[node] < self.max_depth:
                 if (below := tree.looked_at[node]) is None:
-                    self._promise(search, node)
+                    self._promise(node)
                 else:
-                    self._push(search, node, 0, below)
+                    self._push(node, 0, below)
         return places
 
     def fill(self, places: Sequence[TreePlace]) -> None:
@@ -172,8 +156,7 @@ class TreeGrower:
 
         None if there is no room for it, if it does not pay, or if the model can't read it.
         """
-        is_readable = 0 <= token < self._num_ids and token != self._banned
-        return self._child(parent, token, 0.0, ()) if is_readable else None
+        return self._child(parent, token, 0.0, ()) if self._ranking.can_be_read(token) else None
 
     def _child(
         self, parent: int, token: int, score: float, evidence: tuple[Evidence, ...]
@@ -209,7 +192,7 @@ class TreeGrower:
         slow = [index for index in states if self.cursors[index].takes_time]
         if slow:
             evidence = self._evidence({i: state for i, state in states.items() if i not in slow})
-            known = max(map(self._probability, evidence.values()), default=0.0)
+            known = max(map(self._ranking.probability, evidence.values()), default=0.0)
             if known > _SURE:
                 score *= 1 - known
             for index in slow:
@@ -221,7 +204,7 @@ class TreeGrower:
 
         If there is none, the error is that of a calibration of the user's own.
         """
-        ranking = Ranking(Calibration().probability, self._num_ids, self._banned)
+        ranking = Ranking(Calibration().probability)
         for index, state in states.items():
             ranking.ranked(self._evidence({index: state}), 0)
         self.current = None
@@ -266,29 +249,27 @@ class TreeGrower:
                 evidence = {token: evidence[token] for token in possible}
         return evidence
 
-    def _promise(self, search: _Search, node: int) -> None:
+    def _promise(self, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
         tree = self.tree
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
-        hope = 1.0
-        if above > score and (hope := score / above) < _LEAST_HOPE:
-            hope = _LEAST_HOPE
-        self._wait(search, node, 0, score * hope, 0.0)
+        hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
+        self._wait(node, 0, score * hope, 0.0)
 
-    def _push(self, search: _Search, parent: int, rank: int, siblings: Siblings) -> None:
+    def _push(self, parent: int, rank: int, siblings: Siblings) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
         # A model that takes chains only gets one child for each node.
         if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
         chance = self.tree.scores[parent] * siblings.probabilities[rank]
         score: float | None = chance
-        if search.score is not None:
-            score = search.score(chance, self.tree.depths[parent] + 1, rank)
+        if self._score is not None:
+            score = self._score(chance, self.tree.depths[parent] + 1, rank)
         if score is not None:
-            self._wait(search, parent, rank, score, score)
+            self._wait(parent, rank, score, score)
 
-    def _wait(self, search: _Search, parent: int, rank: int, expected: float, score: float) -> None:
+    def _wait(self, parent: int, rank: int, expected: float, score: float) -> None:
         priority = expected
-        if search.priority is not None:
-            priority = search.priority(expected, self.tree.depths[parent] + 1)
-        heapq.heappush(search.waiting, (-priority, next(self._ages), parent, rank, score))
+        if self._priority is not None:
+            priority = self._priority(expected, self.tree.depths[parent] + 1)
+        heapq.heappush(self._waiting, (-priority, next(self._ages), parent, rank, score))

@@ -13,6 +13,7 @@ from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
+from selfspec.forward.layers import take_over
 from selfspec.forward.model import EagerForwards, Forwarded, Logits, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
@@ -68,7 +69,7 @@ class ChainBackend:
         self._prompt_length = self._ids.shape[1]
         self._first_front = columns_of(self._cache) or self._prompt_length
         record_past(self._cache)
-        self._states.take_over(self._cache.layers)
+        take_over(self._cache.layers, self._states)
 
     @property
     def front(self) -> int:

@@ -1,7 +1,8 @@
 """What a model is given beyond ids, positions, a mask and KV.
 
 Images and sounds are read with the prompt, and the KV holds what came of them. Some arguments go on
-to each plain step, while the forward of a draft gets none of them.
+to each plain step, while the forward of a draft gets none of them. So a model that gets others than
+those that are known to change nothing there is decoded plainly.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
+from transformers import PreTrainedConfig
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -19,7 +22,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from selfspec.compat.generation import KV_NAMES
+from selfspec.compat.generation import KV_NAMES, kv_of, update_arguments
 from selfspec.compat.states import keeps_nothing, states_by_place
 
 if TYPE_CHECKING:
@@ -48,7 +51,25 @@ _BRANCHING = (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-NO_TOKENS = "its KV has columns that are no tokens, such as images"
+# They change nothing in a plain step of any family, which gets no image and no sound: which tokens
+# of the prompt stand for an image, and the sizes and places of what is read with the prompt.
+_OF_THE_PROMPT = frozenset(
+    (
+        "feature_attention_mask",
+        "image_grid_hw",
+        "image_grid_thw",
+        "image_merge_sizes",
+        "image_position_ids",
+        "mm_token_type_ids",
+        "second_per_grid_ts",
+        "spatial_shapes",
+        "video_grid_thw",
+        "video_merge_sizes",
+        "video_position_ids",
+    )
+)
+_NO_TOKENS = "its KV has columns that are no tokens, such as images"
+_MEDIA = ("audio", "image", "media", "video", "vision")
 
 
 def plain_inputs(
@@ -71,9 +92,41 @@ def only_followed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in _FOLLOWED}
 
 
+def missing_inputs_reason(
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
+) -> str | None:
+    """Why drafts can't do without these arguments of a prompt; None if they can. Runs no forward.
+
+    Types of tokens are embedded in each step of GPT-2, while in those of PaliGemma they only say
+    which tokens of the prompt stand for an image.
+    """
+    if model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
+        return None
+    if reason := columns_reason(kv_of(arguments)):
+        return reason
+    if not (given := other_inputs(arguments)):
+        return None
+    updated = update_arguments(model, dict(arguments))
+    step = plain_inputs(model, pad(input_ids, (0, 1)), updated)
+    reads_images = getattr(model.config, "vision_config", None) is not None
+    harmless = _OF_THE_PROMPT | ({"token_type_ids"} if reads_images else set())
+    if needed := sorted(other_inputs(step).keys() - harmless):
+        return f"its plain steps get {', '.join(map(repr, needed))}, and drafts do not"
+    if given.keys() - harmless and not _names_media(model):
+        return _NO_TOKENS
+    return None
+
+
+def _names_media(model: PreTrainedModel) -> bool:
+    """Does a config name a token that stands for an image or a sound, each in its own column?"""
+    parts = (x for x in vars(model.config).values() if isinstance(x, PreTrainedConfig))
+    names = (name for config in (model.config, *parts) for name in vars(config))
+    return any("token" in name and any(kind in name for kind in _MEDIA) for name in names)
+
+
 def columns_reason(kv: Cache) -> str | None:
     """Why drafts can't go on after what a KV cache holds; None if they can."""
-    return NO_TOKENS if len(numbers_of_columns(kv) - {0}) > 1 else None
+    return _NO_TOKENS if len(numbers_of_columns(kv) - {0}) > 1 else None
 
 
 def numbers_of_columns(kv: Cache) -> set[int]:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from selfspec.compat.states import CONVOLUTION
+from selfspec.compat.states import CONVOLUTION, states_by_place
+from selfspec.forward.layout import TreePlacement
+from selfspec.forward.states.slots import States
 
-if TYPE_CHECKING:
-    from selfspec.forward.states.slots import States
-    from selfspec.forward.tree_kv import TreeKV
+
+class Placed(Protocol):
+    """What layers look at: where the trees of the next forward lie, and the running states."""
+
+    forward: TreePlacement
+    states: States
 
 
 class KVLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -28,10 +33,10 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
     keys: torch.Tensor | None
     values: torch.Tensor | None
 
-    def __init__(self, kv: TreeKV, attention_type: str) -> None:
+    def __init__(self, kv: Placed, attention_type: str) -> None:
         super().__init__()
         # In a cycle of references, the KV of a call would outlive it until Python looks for cycles.
-        self._kv: TreeKV = weakref.proxy(kv)
+        self._kv: Placed = weakref.proxy(kv)
         self.attention_type = attention_type
         self.is_initialized = True
         self.stores: dict[str, torch.Tensor] = {}  # (B, H, capacity, D) for "keys" and "values"
@@ -108,13 +113,13 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
 class KVAndStateLayer(StateLayer, KVLayer):
     """One layer that has attention beside running states."""
 
-    def __init__(self, kv: TreeKV, attention_type: str, index: int) -> None:
+    def __init__(self, kv: Placed, attention_type: str, index: int) -> None:
         KVLayer.__init__(self, kv, attention_type)
         StateLayer.__init__(self, kv.states, index)
 
 
 def layers_for(
-    attention_types: Sequence[str | None], with_states: Collection[int], kv: TreeKV
+    attention_types: Sequence[str | None], with_states: Collection[int], kv: Placed
 ) -> list[Any]:
     """A layer for each attention type; those with running states are also layers of `kv.states`."""
     layers: list[Any] = []
@@ -126,3 +131,16 @@ def layers_for(
         kv.states.layers[index] = layer
         layers.append(layer)
     return layers
+
+
+def take_over(layers: Sequence[Any], states: States) -> None:
+    """Lets stock layers show the states of their rows, and write nothing to them."""
+    of_layers = states_by_place(layers)
+    num_rows = max(map(len, of_layers.values()), default=0)
+    states.add(layers, 0, num_rows)
+    for index in {index for index, *_ in of_layers}:
+        layer, stand_in = layers[index], StateLayer(states, index)
+        states.layers[index] = layer
+        layer.update_conv_state = stand_in.update_conv_state
+        layer.update_recurrent_state = stand_in.update_recurrent_state
+    states.show(slice(0, num_rows))

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.forward.rows import Forward
+from selfspec.forward.rows import KVRow
 from selfspec.forward.states.rules import Ancestry
 from selfspec.records import DraftTree
 
@@ -85,6 +85,31 @@ class Layout(NamedTuple):
         return mask.shape[-1]
 
 
+class TreePlacement(NamedTuple):
+    """Where the trees of one forward lie, one for each of some rows.
+
+    All trees begin at the column `front`, which is the length of the longest row. `firsts` has, by
+    attention type, the column of the first slot: windowed layers may drop columns that no query can
+    see any more. A captured forward has a `layout`, which says on the device what Python must not
+    know.
+    """
+
+    rows: Sequence[KVRow]
+    front: int
+    firsts: Mapping[str, int]
+    layout: Layout | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """The committed columns of each row, padding included."""
+        return [row.num_columns for row in self.rows]
+
+    @property
+    def positions(self) -> NDArray[Any]:
+        """(..., B): the position id of each row's root."""
+        return np.stack([row.position for row in self.rows], axis=-1)
+
+
 def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]:
     """(trees, width, width): whether node j is node i itself or one of its ancestors.
 
@@ -113,7 +138,7 @@ def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
 
 
 def hiding(
-    windows: Mapping[str, Window], forward: Forward, width: int, *, has_padding: bool
+    windows: Mapping[str, Window], forward: TreePlacement, width: int, *, has_padding: bool
 ) -> dict[str, Window | None]:
     """The windows of a forward, without those that hide nothing from any of its queries.
 
@@ -132,7 +157,7 @@ def hiding(
     return hiding_some
 
 
-def write(trees: Sequence[DraftTree], forward: Forward, shape: InputShape) -> torch.Tensor:
+def write(trees: Sequence[DraftTree], forward: TreePlacement, shape: InputShape) -> torch.Tensor:
     """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU.
 
     What the CPU can work out costs the device no operation.

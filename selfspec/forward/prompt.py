@@ -8,10 +8,10 @@ logits that stock would have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +19,15 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import (
+    KV,
     belongs_to_caller,
     kv_of,
     mask_of_text,
-    read_prompt,
+    prefill,
     update_arguments,
 )
 from selfspec.compat.states import columns_of
-from selfspec.forward.columns import Beginning, fill, layers_reason
+from selfspec.forward.columns import Beginning, fill
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import at_output_head
 
@@ -56,12 +57,29 @@ def placing_reason(positions: torch.Tensor | None, arguments: dict[str, Any]) ->
     if positions is not None:
         is_whole = not positions.is_floating_point() or bool((positions == positions.long()).all())
         return None if is_whole else "the positions of its plain steps are no whole numbers"
-    mask = arguments.get("attention_mask")
-    if mask is not None and not mask.all():
+    if _is_padded(arguments):
         return "its plain steps are given no positions, and some columns are padding"
     if other_inputs(arguments):
         return "its plain steps are given no positions, and not all columns may be text"
     return None
+
+
+def prompt_placing_reason(
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
+) -> str | None:
+    """The same for a prompt that was not read, after a trial has shown it for unpadded text.
+
+    So a prompt of unpadded text is not asked for its positions before it was read.
+    """
+    if not (_is_padded(arguments) or other_inputs(arguments)):
+        return None
+    arguments = update_arguments(model, dict(arguments))
+    return placing_reason(given_positions(model, input_ids, arguments), arguments)
+
+
+def _is_padded(arguments: dict[str, Any]) -> bool:
+    mask = arguments.get("attention_mask")
+    return mask is not None and not mask.all()
 
 
 def next_positions(
@@ -116,167 +134,134 @@ class Prefilled:
         return Prefilled(copies(self.input_ids), kwargs, copies(self.logits), copies(self.hidden))
 
 
-class PromptReader:
-    """The prompt of one call while it is read.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptPlan:
+    """What is read of one call.
 
     It goes through the model as with stock, whose own code splits what it splits. The parts of a
     longer one go through it as with stock's `prefill_chunk_size`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,  # (B, P)
-        model_kwargs: dict[str, Any],
-        generation_config: GenerationConfig,
-        *,
-        num_copies: int = 1,  # So many rows side by side are alike, of which one is read.
-        learns: bool,
-        on_logits: OnLogits | None = None,  # Gets the logits of all tokens, part by part.
-        in_parts: bool = True,  # May the model read it so?
-    ) -> None:
-        self.input_ids = input_ids[::num_copies]
-        self.arguments = {  # What the model is given beside the ids.
-            name: value[::num_copies]
-            if num_copies > 1 and isinstance(value, torch.Tensor)
-            else value
-            for name, value in model_kwargs.items()
-        }
-        self._num_copies = num_copies
-        self.num_read = 0  # How many columns were read, here or for another text.
-        self.num_kept = 0  # How many of them for another text.
-        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered the head at the end
-        self._model = model
-        self._config = generation_config
-        self._on_logits = on_logits
-        self._in_parts = in_parts
-        self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
-        self._keeps_states = learns and model.get_output_embeddings() is not None
-        self._num_states = 0
+    model: PreTrainedModel
+    input_ids: torch.Tensor  # (B, P)
+    arguments: dict[str, Any]  # What the model is given beside the ids.
+    generation_config: GenerationConfig
+    num_samples: int = 1  # How many rows are like each of these.
+    on_logits: OnLogits | None = None  # Gets the logits of all tokens, part by part.
+    read_at_once_reason: str | None = None  # Why the model can't read it in parts.
 
     @property
-    def num_left(self) -> int:
-        """How many columns are still to be read."""
-        known = self.num_read or columns_of(self.cache) or 0
-        return max(int(self.input_ids.shape[1]) - known, 0)
+    def num_tokens(self) -> int:
+        return int(self.input_ids.shape[1])
 
     @property
     def cache(self) -> Any:
         return kv_of(self.arguments)
 
-    def sharing_reason(self) -> str | None:
-        """Why what was read for another text is of no use for it; None if it is.
-
-        Then each column of its KV depends on the ids up to there, and on nothing else.
-        """
-        if self._model.config.is_encoder_decoder:
-            return "an encoder reads its prompt"
-        if self._has_one_part:
-            return "its prompt is read in one part, as one with images, or in chunks of its own"
-        if self._on_logits is not None:
-            return "the logits of its whole prompt are asked for"
-        if belongs_to_caller(self.cache):
-            return "its KV cache may be the caller's"
-        mask, positions = (self.arguments.get(name) for name in ("attention_mask", "position_ids"))
-        counted = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        has_mask = mask is not None and (mask.dim() != 2 or not mask.all())
-        is_counted = positions is None or torch.equal(positions, counted.expand_as(positions))
-        if len(self.input_ids) > 1 or has_mask or not is_counted:
-            return "its prompt has several rows, padding, or a mask or positions of its own"
-        config = self._model.config.get_text_config(decoder=True)
-        return layers_reason(self.cache, config.num_hidden_layers)
-
-    def begin(self, beginning: Beginning) -> None:
-        """Goes on after what was read for another text."""
-        fill(self.cache, beginning)
-        self.num_read = self.num_kept = beginning.num_columns
-        self._logits = beginning.logits
-
-    def begin_anew(self) -> bool:
-        """Forgets what was read, after a part that broke off; does nothing where others have it.
-
-        That is a caller with its cache, or whoever has got logits.
-        """
-        cache = self.cache
-        is_ours = type(cache) is DynamicCache and not belongs_to_caller(cache)
-        if not is_ours or cache.offloading or self._on_logits is not None:
-            return False
-        empty = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        vars(cache).clear()  # The cache itself, since others have it too.
-        vars(cache).update(vars(empty))
-        self.num_read, self.num_kept, self._logits, self.hidden = 0, 0, None, None
-        return True
-
-    def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:
-        """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
-
-        Images and the like have their places in the whole prompt, which is then read in one part.
-        `num_states` of the last hidden states are kept, if anybody may learn from them.
-        """
-        self._num_states = max(self._num_states, num_states)
-        length = int(self.input_ids.shape[1])
-        is_whole = num_tokens is None or self._has_one_part
-        end = length if is_whole else min(self.num_read + (num_tokens or 0), length)
-        kwargs = dict(self.arguments)
-        step = _PART_OF_LOGITS if self._on_logits is not None and not self._has_one_part else end
-        logits, outputs = self._logits, None
-        while logits is None:
-            outputs = self._read_until(min(self.num_read + step, end), kwargs)
-            if self.num_read == end:
-                logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
-        if end < length:
-            return None
-        kwargs = update_arguments(self._model, kwargs, outputs=outputs)
-        if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
-            kwargs = only_followed(kwargs)
-        hidden, self.hidden = self.hidden, None  # They go once the prompt is learned.
-        prefilled = Prefilled(self.input_ids, kwargs, logits, hidden)
-        return prefilled if self._num_copies == 1 else prefilled.repeated(self._num_copies)
-
-    def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
-        start = self.num_read
-        keeps_states = self._keeps_states and self._num_states
-        with self.keeping_states(kwargs) if keeps_states else nullcontext(kwargs) as arguments:
-            if end - start < self.input_ids.shape[1]:
-                arguments = self._of_part(start, end, arguments)
-            if self._on_logits is not None and "logits_to_keep" in arguments:
-                arguments = {**arguments, "logits_to_keep": 0}
-            ids = self.input_ids[:, start:end]
-            outputs = read_prompt(self._model, ids, self._config, dict(arguments))
-        if self._on_logits is not None:
-            self._on_logits(start, outputs.logits)
-        self.num_read = end
-        return outputs
-
     @property
-    def _has_one_part(self) -> bool:
-        embeds, chunk = self.arguments.get("inputs_embeds"), self._config.prefill_chunk_size
-        is_known = embeds is None and chunk is None and not other_inputs(self.arguments)
-        return not (is_known and self._in_parts)
+    def is_read_at_once(self) -> bool:
+        """Must it be read in one part, as one whose images have their places in the whole?"""
+        embeds, chunk = (
+            self.arguments.get("inputs_embeds"),
+            self.generation_config.prefill_chunk_size,
+        )
+        is_text = embeds is None and chunk is None and not other_inputs(self.arguments)
+        return not is_text or self.read_at_once_reason is not None
 
-    def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments for some columns of the prompt, with those in front of them in its KV."""
-        num_known = columns_of(kv_of(kwargs)) or self.num_read  # States count no columns.
-        until = num_known + end - start
-        if (mask := kwargs.get("attention_mask")) is not None:
-            kwargs = {**kwargs, "attention_mask": mask[:, :until]}
-        if (positions := kwargs.get("position_ids")) is not None:
-            kwargs = {**kwargs, "position_ids": positions[..., num_known:until]}
-        return kwargs
 
-    @contextmanager
-    def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        if not self._num_states or model_kwargs.get("logits_to_keep") != 1:
-            yield model_kwargs
-            return
+@dataclass
+class ReadSoFar:
+    """How far a prompt was read, here or for another text."""
 
-        def keep_last(hidden: torch.Tensor) -> torch.Tensor:
-            number = self._num_states
-            earlier = [] if self.hidden is None else [self.hidden]
-            # A copy, since a view would keep the whole prompt's.
-            self.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]
-            return hidden if self._on_logits is not None else hidden[:, -1:]
+    num_columns: int = 0
+    num_kept: int = 0  # How many of them were read for another text.
+    num_states: int = 0  # How many of the last hidden states are kept.
+    hidden: torch.Tensor | None = None  # (B, N, D): those that have entered the output head
+    logits: torch.Tensor | None = None  # (1, V): those at its end, if another text has shown them
 
-        with at_output_head(self._model, keep_last):
-            yield {**model_kwargs, "logits_to_keep": 0}
+    @classmethod
+    def of_prefix(cls, plan: PromptPlan, beginning: Beginning) -> ReadSoFar:
+        """Lets the plan's empty cache hold what was read for another text."""
+        fill(plan.cache, beginning)
+        number = beginning.num_columns
+        return cls(num_columns=number, num_kept=number, logits=beginning.logits)
+
+
+def read_prompt(
+    plan: PromptPlan, so_far: ReadSoFar, num_tokens: int | None = None, *, num_states: int = 0
+) -> Prefilled | None:
+    """Reads `num_tokens` more of a prompt, or all that is left; returns it at its end.
+
+    `num_states` of the last hidden states are kept.
+    """
+    so_far.num_states = max(so_far.num_states, num_states)
+    is_whole = num_tokens is None or plan.is_read_at_once
+    end = plan.num_tokens if is_whole else so_far.num_columns + (num_tokens or 0)
+    end = min(end, plan.num_tokens)
+    in_steps = plan.on_logits is not None and not plan.is_read_at_once
+    logits, outputs = so_far.logits, None
+    while logits is None:
+        part_end = min(so_far.num_columns + _PART_OF_LOGITS, end) if in_steps else end
+        outputs = _read_part(plan, so_far, part_end)
+        so_far.num_columns = part_end
+        if part_end == end:
+            logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
+    if end < plan.num_tokens:
+        return None
+    arguments = update_arguments(plan.model, dict(plan.arguments), outputs=outputs)
+    if not plan.model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
+        arguments = only_followed(arguments)
+    hidden, so_far.hidden = so_far.hidden, None  # They go once the prompt is learned.
+    prefilled = Prefilled(plan.input_ids, arguments, logits, hidden)
+    return prefilled if plan.num_samples == 1 else prefilled.repeated(plan.num_samples)
+
+
+def _read_part(plan: PromptPlan, so_far: ReadSoFar, end: int) -> Any:
+    """The outputs of the forward over the next columns, up to `end`."""
+    start, arguments = so_far.num_columns, dict(plan.arguments)
+    if end - start < plan.num_tokens:
+        arguments = part_of(arguments, start, end)
+    keeps_states = so_far.num_states and arguments.get("logits_to_keep") == 1
+    gives_logits = plan.on_logits is not None
+    if "logits_to_keep" in arguments and (keeps_states or gives_logits):
+        arguments["logits_to_keep"] = 0
+    keep = partial(_keep_last, so_far, gives_logits)
+    with at_output_head(plan.model, keep) if keeps_states else nullcontext():
+        ids = plan.input_ids[:, start:end]
+        outputs = prefill(plan.model, ids, plan.generation_config, arguments)
+    if plan.on_logits is not None:
+        plan.on_logits(start, outputs.logits)
+    return outputs
+
+
+def part_of(arguments: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+    """The arguments for some columns of a prompt, whose KV holds those before them."""
+    part = dict(arguments)
+    if (mask := arguments.get("attention_mask")) is not None:
+        part["attention_mask"] = mask[:, :end]
+    if (positions := arguments.get("position_ids")) is not None:
+        part["position_ids"] = positions[..., start:end]
+    return part
+
+
+def _keep_last(so_far: ReadSoFar, gives_logits: bool, hidden: torch.Tensor) -> torch.Tensor:
+    """Keeps the last of what enters the output head; returns that of which it gives logits."""
+    number = so_far.num_states
+    earlier = [] if so_far.hidden is None else [so_far.hidden]
+    # A copy, since a view would keep the whole prompt's.
+    so_far.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]
+    return hidden if gives_logits else hidden[:, -1:]
+
+
+def start_anew(plan: PromptPlan, so_far: ReadSoFar) -> bool:
+    """Forgets what was read, after a part that broke off.
+
+    Does nothing where others have it: a caller with its cache, or whoever has got logits.
+    """
+    is_ours = type(plan.cache) is DynamicCache and not belongs_to_caller(plan.cache)
+    if not is_ours or plan.on_logits is not None:
+        return False
+    config = plan.model.config.get_text_config(decoder=True)
+    plan.arguments[KV] = DynamicCache(config=config)
+    vars(so_far).update(vars(ReadSoFar()))
+    return True

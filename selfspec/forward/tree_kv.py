@@ -16,8 +16,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from selfspec.forward.columns import Columns, TextKV
 from selfspec.forward.layers import KVLayer, layers_for
+from selfspec.forward.layout import TreePlacement
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.rows import Forward, KVRow
+from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Need, Policy, length_bucket
 from selfspec.forward.slots import (
     LARGE,
@@ -30,7 +31,7 @@ from selfspec.forward.slots import (
 )
 from selfspec.forward.states.slots import Moves, States, settle
 
-_NO_FORWARD = Forward((), 0, {})
+_NO_FORWARD = TreePlacement((), 0, {})
 
 
 class _Due(NamedTuple):
@@ -143,7 +144,9 @@ class TreeKV:
             row.place, row.first_columns = place, firsts
         self.rows, self._stock_layers, self._end = everyone, layers, max(self._end, front)
 
-    def reserve(self, rows: Sequence[KVRow], width: int, num_rows: int | None = None) -> Forward:
+    def reserve(
+        self, rows: Sequence[KVRow], width: int, num_rows: int | None = None
+    ) -> TreePlacement:
         """Makes room for trees of `width` nodes of some rows, which lie side by side.
 
         The layers show their places, and the next ones if a forward has surplus rows.
@@ -157,7 +160,7 @@ class TreeKV:
                 except RuntimeError:  # There may be memory for this tree, if not for later ones.
                     self._make_room(part, rows, end, most=end)
             firsts[part.attention_type] = part.first
-        self.forward, self._end = Forward(rows, front, firsts), max(self._end, end)
+        self.forward, self._end = TreePlacement(rows, front, firsts), max(self._end, end)
         places = slice(rows[0].place, rows[0].place + (num_rows or len(rows)))
         if places != self._shown:
             self.states.make_room(places.stop)

@@ -8,22 +8,33 @@ that rest on guesses go at once, and are read again with what became of the gues
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from selfspec.compat.heads import load_heads, new_kv_of_heads, num_heads, read_by_heads
-from selfspec.draft.sources.source import RowStart
-from selfspec.draft.sources.state_cursor import StateCursor, StateSource
+from selfspec.draft.sources.source import Cursor, RowStart, Source, nothing
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.machine.device import own_seed, upload
 from selfspec.machine.memory import free_memory
-from selfspec.records import HEADS, Likely
+from selfspec.records import (
+    HEADS,
+    Candidate,
+    Evidence,
+    Likely,
+    StepRecord,
+    TimeBudget,
+    halvings,
+    sources_of,
+)
 from selfspec.weights.streamed import is_streamed
 
 _NUM_STATES = 1024  # Heads read this many of a prompt's last tokens.
 _MOST_ROWS = 16  # With 4,096 dimensions, a prompt's states take up to 16 MB a row.
+# The bins of chances begin at 0.97, 0.9, 0.75, 0.5, and then at each half of the one before.
+_SURE = (0.75, 0.9, 0.97)
 _SHARE_OF_FREE = 0.25  # Heads are loaded unasked, so they may take little memory.
 
 
@@ -58,22 +69,98 @@ def _loaded(model: PreTrainedModel, number: int) -> Any | str:
     return heads
 
 
-class HeadSource(StateSource):
-    """Opens texts for the rows of one engine; `worth` says whether heads pay with the model."""
+class HeadSource(Source):
+    """The heads of one model. Whether rows ask them is decided for all alike, before each step."""
 
     name = HEADS
 
     def __init__(self, heads: Any, top_k: int, worth: SourceWorth) -> None:
-        super().__init__(worth, _MOST_ROWS)
-        self._heads = heads
-        self._top_k = top_k
+        self.is_wanted = True  # Are they asked in the next step?
+        self.worth = worth
+        self._heads, self._top_k = heads, top_k
 
     def num_states(self, num_rows: int) -> int:
         return _NUM_STATES if num_rows <= _MOST_ROWS else 0
 
-    def open(self, row: RowStart) -> StateCursor:
+    def before_step(self, num_rows: int, budget: TimeBudget) -> None:
+        self.is_wanted = num_rows <= _MOST_ROWS and self.worth.should_ask(budget)
+
+    def open(self, row: RowStart) -> HeadCursor:
         text = HeadText(self._heads, row.prompt_ids, row.states, row.count_forward)
-        return StateCursor(text, self._top_k, self, row.budget)
+        return HeadCursor(text, self._top_k, self, row.budget)
+
+
+class HeadCursor(Cursor):
+    """The end of one row's text, as heads see it; a state is how far down their chain it is."""
+
+    def __init__(self, text: HeadText, top_k: int, source: HeadSource, budget: TimeBudget) -> None:
+        self._text, self._top_k = text, top_k
+        self._source, self._budget = source, budget
+        self._has_begun = False
+        self._token: int | None = None
+        self._chain: list[Likely] = []  # What was named in this step.
+        self._seconds: float | None = None  # Those of this step; None if they were not asked.
+
+    @property
+    def wants_states(self) -> bool:  # type: ignore[override]
+        """Only while they are asked, since the hook at the output head takes time."""
+        return self._source.is_wanted
+
+    def prepare(self) -> None:
+        if self._source.is_wanted and not self._has_begun and self._budget.affords(None):
+            start = perf_counter()
+            self._text.begin()
+            self._has_begun = True
+            self._budget.charge(perf_counter() - start)
+
+    def root(self) -> int | None:
+        can_ask = self._source.is_wanted and self._has_begun and self._token is not None
+        return 0 if can_ask else None
+
+    def expand(self, state: int | None) -> list[Candidate]:
+        """What they name there. They are asked at the root."""
+        if state is None:
+            return []
+        if state == 0:
+            assert self._token is not None
+            start = perf_counter()
+            self._chain = self._text.chain(self._token, self._top_k)
+            self._seconds = perf_counter() - start
+        likely = self._chain[state] if state < len(self._chain) else []
+        return [(token, _evidence(state, chance)) for token, chance in likely]
+
+    def follow(self, state: int | None, token: int) -> int | None:
+        """A head goes on after the token that the one before it finds likeliest."""
+        if state is None or state + 1 >= len(self._chain) or token != self._chain[state][0][0]:
+            return None
+        return state + 1
+
+    def observe(self, record: StepRecord) -> None:
+        if record.states is not None:
+            self._text.learn(record.tree.tokens, record.path, record.states)
+        elif self._token is not None:  # The first step is the prompt's.
+            self._text.skip(record.committed_ids)
+        if self._seconds is not None:
+            self._source.worth.observe(seconds=self._seconds, tokens=_num_brought(record))
+            self._seconds = None
+        self._chain = []
+        if record.committed_ids:
+            self._token = record.committed_ids[-1]
+
+
+def _num_brought(record: StepRecord) -> int:
+    """The accepted tokens that nobody would have drafted without heads."""
+    accepted = record.accepted_nodes()
+    for index, node in enumerate(accepted):
+        if set(sources_of(record.tree.evidence[node])) == {HEADS}:
+            return len(accepted) - index
+    return 0
+
+
+def _evidence(depth: int, chance: float) -> Evidence:
+    """Without its rank, which says little more: what is split too finely is never counted."""
+    sureness = sum(chance >= bound for bound in _SURE)
+    return Evidence(HEADS, depth, count_bin=sureness, probability_bin=halvings(chance))
 
 
 class HeadText:
@@ -88,7 +175,7 @@ class HeadText:
         heads: Any,
         ids: Sequence[int],
         states: torch.Tensor | None,
-        count_forward: Callable[[], None] = lambda: None,
+        count_forward: Callable[[], None] = nothing,
     ) -> None:
         """The prompt's tokens, and the states (N, D) after the last of them if they are known."""
         weight = heads.layers[0].eh_proj.weight

@@ -24,15 +24,13 @@ from selfspec.compat.modules import bare_twin
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
-from selfspec.records import TimeBudget
+from selfspec.neural.draft_cursor import FULL_GAIN
 from selfspec.weights import rounded_bits
 from selfspec.weights.held_weight import FileWeight, PackedWeight
 from selfspec.weights.rounded import round_weight, rounding_reason
 from selfspec.weights.rounded_model import can_be_rounded, rounded_bytes
 from selfspec.weights.streamed import is_streamed
 
-_PAUSE = 256  # After so many looks that did not pay, its forwards are timed anew.
-_MEMORY = 64  # The mean of hits follows this many tokens.
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
 
@@ -74,8 +72,7 @@ class RoundedCopy:
         self.num_bytes = sum(map(_num_bytes, self._twins.values()))
         self.run: Callable[..., Any] = bare_twin(model, self._twins)
         self.options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-        self._worth, self._num_refused = SourceWorth(), 0
-        self._hits = 1.0  # How often the token that it finds likeliest is the model's.
+        self.worth = SourceWorth(FULL_GAIN)
         del self._twins, self._bar
 
     def _visit(self, model: PreTrainedModel, modules: Sequence[nn.Module]) -> None:
@@ -100,24 +97,6 @@ class RoundedCopy:
             for name, weight in module.named_parameters(recurse=False):
                 setattr(twin, name, nn.Parameter(_values(weight).clone(), requires_grad=False))
         self._bar.update(sum(weight.numel() for weight in _weights(module)))
-
-    def count(self, is_right: bool) -> None:
-        """Takes in whether the token that it found likeliest was the model's."""
-        self._hits += (is_right - self._hits) / _MEMORY
-
-    def took(self, seconds: float) -> None:
-        """Takes in what one of its forwards took."""
-        self._worth.observe(seconds=seconds)
-
-    def pays(self, score: float, budget: TimeBudget) -> bool:
-        """Is a forward worth what is open? Where it has not been for long, it is timed anew."""
-        if self._worth.pays(score * self._hits, budget):
-            self._num_refused = 0
-            return True
-        self._num_refused += 1
-        if self._num_refused >= _PAUSE:
-            self._worth, self._num_refused = SourceWorth(), 0
-        return False
 
 
 def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:

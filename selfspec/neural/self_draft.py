@@ -8,7 +8,6 @@ slots anew before it looks at them. So no prompt is read twice, and nothing is c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -16,13 +15,12 @@ from numpy.typing import NDArray
 
 from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
-from selfspec.draft.sources.source import Cursor, RowStart, Source
+from selfspec.draft.sources.source import RowStart, Source
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.neural.named import AGAINST, named, ranked
+from selfspec.neural.draft_cursor import DraftCursor, Path
 from selfspec.neural.rounded_copy import RoundedCopy
-from selfspec.records import DRAFT_MODEL, Candidate, StepRecord
+from selfspec.records import DRAFT_MODEL, TimeBudget
 
-Path = tuple[int, ...]  # The drafted tokens after the committed text.
 # (1, 1, N, columns), by attention type if there are several.
 Masks = dict[str, torch.Tensor | None] | torch.Tensor | None
 
@@ -37,14 +35,17 @@ class SelfDraft(Source):
         self._rounded = None if isinstance(copy, str) else copy
         self._top_k = top_k
 
-    def open(self, row: RowStart) -> SelfDraftCursor | None:
-        kv = row.kv
-        if self._rounded is None or kv is None:
+    def open(self, row: RowStart) -> DraftCursor | None:
+        copy, kv = self._rounded, row.kv
+        if copy is None or kv is None:
             self.reason = self.reason or "its prompt gets chains, which have no slots"
             return None
         several = "several texts share its forwards" if row.num_rows > 1 else None
         self.reason = self.reason or several or kv.reading_reason()
-        return None if self.reason else SelfDraftCursor(self._rounded, kv, row, self._top_k)
+        if self.reason:
+            return None
+        text = SharedText(copy, kv, row.count_forward)
+        return DraftCursor(text, row, self._top_k, copy.worth)
 
     @property
     def num_bytes(self) -> int:
@@ -56,15 +57,23 @@ class SharedText:
 
     def __init__(self, copy: RoundedCopy, kv: TreeKV, count_forward: Callable[[], None]) -> None:
         self._copy, self._kv, self._count_forward = copy, kv, count_forward
+        self._last_token: int | None = None  # of the committed text
         self._indices: dict[Path, int] = {}  # Of the slot of each path's last token.
 
-    def forget(self) -> None:
-        """The text has gone on, and verification has written over the slots."""
+    def prepare(self, budget: TimeBudget) -> None:
+        """The model has read the prompt."""
+
+    def observe(self, committed: Sequence[int]) -> None:
+        """Verification has written over the slots."""
         self._indices = {}
+        if committed:
+            self._last_token = committed[-1]
 
     @torch.no_grad()
-    def read(self, root_token: int, path: Path) -> torch.Tensor:
-        """The logits (V,) after a path; reads it from its first token that was not read."""
+    def read(self, path: Path) -> torch.Tensor | None:
+        """Reads a path from its first token that was not read; only while the row is alone."""
+        if self._last_token is None or len(self._kv.rows) != 1:
+            return None
         paths = [path[:end] for end in range(len(path) + 1) if path[:end] not in self._indices]
         num_read, (row,) = len(self._indices), self._kv.rows
         forward = self._kv.reserve([row], num_read + len(paths))
@@ -72,10 +81,11 @@ class SharedText:
             self._indices[new] = number
         self._kv.forward = forward._replace(front=forward.front + num_read)
         self._count_forward()
+        ids = [[(self._last_token, *new)[-1] for new in paths]]
         depths = torch.tensor([[len(new) for new in paths]], device="cpu")
         with grouped_attention():
             output = self._copy.run(
-                input_ids=torch.tensor([[(root_token, *new)[-1] for new in paths]], device="cpu"),
+                input_ids=torch.tensor(ids, device="cpu"),
                 attention_mask=self._masks(paths, forward.front),
                 position_ids=torch.as_tensor(row.position, device="cpu")[..., None, None] + depths,
                 use_cache=True,
@@ -103,53 +113,6 @@ class SharedText:
             is_needed = len(paths) > 1 or unseen.any()
             masks[name] = _mask_of(unseen, dtype) if is_needed else None
         return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-class SelfDraftCursor(Cursor):
-    """One row's drafts as the copy sees them; a state is a path, which it reads if that pays."""
-
-    takes_time = True
-    # What the copy does not name after a token that it has read is unlikely.
-    evidence_against = AGAINST
-
-    def __init__(self, copy: RoundedCopy, kv: TreeKV, row: RowStart, top_k: int) -> None:
-        self._text = SharedText(copy, kv, row.count_forward)
-        self._copy, self._kv, self._top_k = copy, kv, top_k
-        self._budget, self._draws = row.budget, row.draws
-        self._last_token: int | None = None
-        self._named: dict[Path, list[Candidate]] = {}
-
-    def root(self) -> Path:
-        return ()
-
-    def follow(self, state: Path, token: int) -> Path:
-        return (*state, token)
-
-    def read(self, state: Path, score: float) -> None:
-        """Reads a path to its end if that pays; only while the row has its forwards for itself."""
-        if self._last_token is None or len(self._kv.rows) != 1:
-            return
-        if not self._copy.pays(score, self._budget):
-            return
-        start = perf_counter()
-        logits = self._text.read(self._last_token, state)
-        likely = ranked(logits, self._top_k, self._draws, len(state))
-        is_drawn = self._draws.noise(len(state)) is not None
-        self._named[state] = named(likely, is_drawn=is_drawn)
-        self._copy.took(perf_counter() - start)
-
-    def expand(self, state: Path) -> list[Candidate]:
-        return self._named.get(state, [])
-
-    def observe(self, record: StepRecord) -> None:
-        """Counts how often its likeliest token was right, and forgets the step."""
-        for end, token in enumerate(record.committed_ids[: len(record.path)]):
-            if candidates := self._named.get(tuple(record.committed_ids[:end])):
-                self._copy.count(candidates[0][0] == token)
-        self._text.forget()
-        self._named = {}
-        if record.committed_ids:
-            self._last_token = record.committed_ids[-1]
 
 
 def _mask_of(unseen: NDArray[np.bool_], dtype: torch.dtype) -> torch.Tensor:

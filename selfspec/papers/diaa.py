@@ -37,9 +37,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.calibration import FixedPrior
-from selfspec.draft.shape import Shape, TreePlace
+from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
-from selfspec.draft.tree import TreeGrower
+from selfspec.draft.tree import TreeGrower, TreePlace
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 

@@ -22,18 +22,23 @@ else differs here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
-from selfspec.neural.small_model import DraftModel, DraftText
+from selfspec.forward.model import vocab_size
+from selfspec.neural.draft_cursor import DraftCursor
+from selfspec.neural.small_model import DraftModel
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
+
+if TYPE_CHECKING:
+    import torch
 
 _LEAST, _MOST = 1e-6, 0.99  # of α, which goes on from one answer to the next
 
@@ -97,47 +102,25 @@ def confidence(tree: DraftTree) -> float:
     return max((tree.scores[n] for n in ends), default=1.0)
 
 
-class DraftLLM(Source):
+class DraftLLM(DraftModel):
     """A source: the small model, which reads any node of a tree."""
 
-    name = DRAFT_MODEL
-
-    def __init__(self, model: Any, top_k: int = 8) -> None:
-        self._model = DraftModel(model, num_ids=model.config.vocab_size, top_k=top_k)
-
     def open(self, row: RowStart) -> DraftCursor:
-        return DraftCursor(DraftText(self._model, row.count_forward), row.prompt_ids)
+        return DraftLLMCursor(self.text(row), row, self._top_k, self._worth)
 
 
-class DraftCursor(Cursor):
-    """The text as the draft LLM has read it; the paths after it are forgotten at once."""
+class DraftLLMCursor(DraftCursor):
+    """The draft LLM's own probabilities, in place of its margins."""
 
-    def __init__(self, text: DraftText, prompt_ids: Sequence[int]) -> None:
-        self._text, self._unread = text, list(prompt_ids)
-        self._after: dict[tuple[int, ...], list[Candidate]] = {}
+    evidence_against = None
 
-    def root(self) -> tuple[int, ...]:
-        return ()
-
-    def expand(self, state: tuple[int, ...]) -> list[Candidate]:
-        """What it finds likely after a path; nothing where it has no position left."""
-        wanted = [*self._unread, *state]
-        if state not in self._after and wanted and len(wanted) <= self._text.num_left:
-            likely = self._text.read(wanted)
-            self._text.crop(len(state))
-            self._unread = []
-            self._after[state] = [
-                (token, Evidence(DRAFT_MODEL, rank=rank, probability_bin=round(p * FINE)))
-                for rank, (token, p) in enumerate(likely, start=1)
-            ]
-        return self._after.get(state, [])
-
-    def follow(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
-        return (*state, token)
-
-    def observe(self, record: StepRecord) -> None:
-        self._unread += record.committed_ids
-        self._after = {}
+    def named(self, logits: torch.Tensor, depth: int) -> list[Candidate]:
+        top = logits.float().softmax(-1).topk(self._top_k)
+        likely = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [
+            (token, Evidence(DRAFT_MODEL, rank=rank, probability_bin=round(p * FINE)))
+            for rank, (token, p) in enumerate(likely, start=1)
+        ]
 
 
 def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:
@@ -148,7 +131,7 @@ def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> d
         )
     return {
         "sources": (),
-        "extra_sources": [DraftLLM(draft_model)],
+        "extra_sources": [DraftLLM(draft_model, num_ids=vocab_size(draft_model), top_k=8)],
         "shape": Pacer(SpecConfig.of(max_nodes=max_nodes).max_nodes - 1),
         "budget": Fallback(),
         "calibration": FixedPrior(recorded),  # The draft LLM's own probabilities.

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from selfspec.draft.shape import Shape, TreePlace
-from selfspec.draft.tree import TreeGrower
+from selfspec.draft.shape import Shape
+from selfspec.draft.tree import TreeGrower, TreePlace
 from selfspec.errors import ConfigError
 
 Ranks = tuple[int, ...]  # Those that lead to a node: (0, 2) is the third candidate of the first.

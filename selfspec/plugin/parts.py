@@ -15,9 +15,10 @@ from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError, shown
 from selfspec.forward.model import num_readable, vocab_size
+from selfspec.neural.draft_cursor import FULL_GAIN
 from selfspec.neural.rounded_copy import rounded_copy
 from selfspec.neural.self_draft import SelfDraft
-from selfspec.neural.small_model import FULL_GAIN, DraftModel
+from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
 
 # Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.

@@ -23,7 +23,7 @@ from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.config import ROUNDED
 from selfspec.errors import UnsupportedError
-from selfspec.forward.inputs import foreign_layer
+from selfspec.forward.inputs import foreign_layer, missing_inputs_reason
 from selfspec.prompt import Call, Route, SeenCall
 from selfspec.row_rules import looks_at_rows, row_stops
 
@@ -243,14 +243,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(_tensors_of_plain_steps, "{}=True asks for the tensors of each plain step"),
         Rule(_verifies("plain")),
         Rule(lambda call: call.support.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
-        Rule(
-            lambda call: call.runner.missing_inputs_reason(
-                call.look,
-                call.input_ids,
-                call.generation_config,
-                call.model_kwargs,
-            )
-        ),
+        Rule(lambda call: missing_inputs_reason(call.model, call.input_ids, call.model_kwargs)),
     ),
     Outcome.MOVES_TOGETHER: (
         Rule(_verifies("chain")),

@@ -23,8 +23,7 @@ _DONE = b"data: [DONE]\n\n"
 class Piece(NamedTuple):
     """Some more text of a choice, or a part of a call. The last piece says why the choice ended.
 
-    `calls` are parts of calls of tools, as OpenAI streams them. If the request wants them, there
-    are the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece.
+    `calls` are parts of calls of tools, as OpenAI streams them, and `scores` those of its tokens.
     """
 
     choice: int
@@ -32,12 +31,7 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     calls: Sequence[dict[str, Any]] = ()
     scores: Sequence[TokenScore] = ()
-    ids: Sequence[int] = ()
-    prompt_ids: Sequence[int] | None = None
-
-    @property
-    def is_first(self) -> bool:
-        return not any(self[1:6])
+    is_first: bool = False
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -48,18 +42,14 @@ def joined(pieces: Sequence[Piece]) -> Piece:
             calls.append({name: value for name, value in part.items() if name != "index"})
         else:
             calls[-1]["function"]["arguments"] += part["function"]["arguments"]
-    return Piece(
-        pieces[0].choice,
-        "".join(piece.text for piece in pieces),
-        pieces[-1].finish_reason,
-        calls,
-        scores=[score for piece in pieces for score in piece.scores],
-        ids=[token for piece in pieces for token in piece.ids],
-        prompt_ids=pieces[0].prompt_ids,
-    )
+    text = "".join(piece.text for piece in pieces)
+    scores = [score for piece in pieces for score in piece.scores]
+    return Piece(pieces[0].choice, text, pieces[-1].finish_reason, calls, scores, is_first=True)
 
 
 class Form:
+    """The answer to a chat or a completion, whole or in chunks."""
+
     def __init__(self, model: str, request: Settings) -> None:
         self._is_chat = isinstance(request, Chat)
         self._object = "chat.completion" if self._is_chat else "text_completion"
@@ -72,20 +62,16 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request."""
         number = attrgetter("choice")
         by_choice = groupby(sorted(pieces, key=number), number)
-        wholes = [joined(list(of_choice)) for _, of_choice in by_choice]
-        choices = [self._choice(piece, "message", is_first=True) for piece in wholes]
-        about = {"object": self._object, **self._same, **self._of_prompt(*wholes[:1])}
-        return {**about, "choices": choices, "usage": usage}
+        choices = [self._choice(joined(list(of_choice)), "message") for _, of_choice in by_choice]
+        return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
     def chunk(self, *pieces: Piece, **more: object) -> bytes:
-        """One event of a stream; the first one of a choice names the role."""
+        """One event of a stream."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
-        choices = [self._choice(piece, "delta", is_first=piece.is_first) for piece in pieces]
-        about = {"object": name, **self._same, **self._of_prompt(*pieces)}
-        return event({**about, "choices": choices, **more})
+        choices = [self._choice(piece, "delta") for piece in pieces]
+        return event({"object": name, **self._same, "choices": choices, **more})
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """The last events of a stream."""
@@ -95,30 +81,19 @@ class Form:
         """The last event of a stream that is broken off."""
         return event(error_body(error))
 
-    def _of_prompt(self, *pieces: Piece) -> dict[str, Any]:
-        """What a chat says of its one prompt; completions have it in their choices, as in vLLM."""
-        ids = [piece.prompt_ids for piece in pieces if piece.prompt_ids is not None]
-        return {"prompt_token_ids": ids[0]} if ids and self._is_chat else {}
-
-    def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
-        end: dict[str, Any] = {"finish_reason": piece.finish_reason}
-        if piece.ids:
-            end["token_ids"] = piece.ids
+    def _choice(self, piece: Piece, where: str) -> dict[str, Any]:
+        """A choice; the first piece of a chat's names the role."""
+        about = {"index": piece.choice, "finish_reason": piece.finish_reason}
         if not self._is_chat:
-            if piece.prompt_ids is not None:
-                end["prompt_token_ids"] = piece.prompt_ids
-            scores = _of_completion(piece) if piece.scores else None
-            return {"index": piece.choice, "text": piece.text, "logprobs": scores, **end}
-        role = {"role": "assistant"} if is_first else {}
-        message: dict[str, Any] = {**role, "content": piece.text}
+            scores = _of_completion(piece.scores) if piece.scores else None
+            return {**about, "text": piece.text, "logprobs": scores}
+        message: dict[str, Any] = {"role": "assistant"} if piece.is_first else {}
+        message["content"] = piece.text
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": piece.calls}
-        scores = (
-            {"content": entries_of(piece.scores, no_bytes=None), "refusal": None}
-            if piece.scores
-            else None
-        )
-        return {"index": piece.choice, where: message, "logprobs": scores, **end}
+        entries = entries_of(piece.scores, no_bytes=None)
+        scores = {"content": entries, "refusal": None} if entries else None
+        return {**about, where: message, "logprobs": scores}
 
 
 def entries_of(scores: Sequence[TokenScore], *, no_bytes: object) -> list[dict[str, Any]]:
@@ -134,9 +109,8 @@ def entries_of(scores: Sequence[TokenScore], *, no_bytes: object) -> list[dict[s
     return [{**entry(score), "top_logprobs": list(map(entry, score.top))} for score in scores]
 
 
-def _of_completion(piece: Piece) -> dict[str, Any]:
+def _of_completion(scores: Sequence[TokenScore]) -> dict[str, Any]:
     """The log probabilities of a completion; a token is among its likeliest, as in vLLM."""
-    scores = piece.scores
     # Of tokens with the same text, the likeliest one counts, which is the last one here.
     tops = [(score, *score.top[::-1]) if score.logprob is not None else () for score in scores]
     texts = [score.text for score in scores]

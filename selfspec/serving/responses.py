@@ -156,7 +156,6 @@ class Responses(Chat):
     logprobs: Annotated[bool, BeforeValidator(_wants_scores), Field(alias="include")] = False
     store: bool = False  # type: ignore[assignment]
     n: Literal[1] = 1
-    return_token_ids: Literal[False] = False
 
     @property
     def prompts(self) -> list[Any]:

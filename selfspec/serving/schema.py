@@ -31,8 +31,6 @@ _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")  # The first one counts.
 
-_GUIDED = {"guided_json": "json", "guided_choice": "choice", "guided_regex": "regex"}
-
 _CACHE = {"prompt_cache_key", "prompt_cache_retention"}  # What was read is found without them.
 
 _log = logging.getLogger("selfspec")
@@ -137,8 +135,6 @@ class Settings(Fields):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    bad_words: Words | None = None
-    truncate_prompt_tokens: Count | None = None
     structured_outputs: StructuredOutputs | None = None
 
     @property
@@ -167,32 +163,11 @@ class Settings(Fields):
         schema = self.response_format.json_schema
         return {"type": "object"} if schema is None else schema.schema_
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_guided(cls, fields: Any) -> Any:
-        """Takes what vLLM had as fields of their own before it had `structured_outputs`."""
-        if not isinstance(fields, dict):
-            return fields
-        guided = {new: fields[old] for old, new in _GUIDED.items() if fields.get(old) is not None}
-        others = {name: value for name, value in fields.items() if name not in _GUIDED}
-        if not guided:
-            return others
-        if others.get("structured_outputs") is not None:
-            rule = f"structured_outputs must be left out beside {', '.join(_GUIDED)}"
-            raise RequestError(f"{rule} (got both)", field="structured_outputs")
-        return others | {"structured_outputs": guided}
-
     @model_validator(mode="after")
     def _check_schemas(self) -> Settings:
         if self.response_format is not None and self.structured_outputs is not None:
             rule = f"{self.schema_field} and structured_outputs exclude each other; leave one out"
             raise RequestError(rule, field="structured_outputs")
-        if self.schema_field is None and not getattr(self, "tools", None):
-            return self
-        for name in ("min_tokens", "ignore_eos"):  # Then no token might be allowed.
-            if value := getattr(self, name):
-                rule = f"{name} must be left out where there are tools or a schema"
-                raise RequestError(f"{rule} (got {value})", field=name)
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -236,7 +211,6 @@ class TextRequest(Settings):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
     prediction: PredictedContent | None = None
 
     @property
@@ -329,7 +303,6 @@ class Chat(TextRequest):
 
 class Completion(TextRequest):
     prompt: FilledText | TokenIds | Prompts
-    max_tokens: Annotated[Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None, _MINUS_ONE] = None
     logprobs: NumScores | None = None
     echo: bool = False
     best_of: Literal[1] = 1
@@ -340,13 +313,6 @@ class Completion(TextRequest):
     def prompts(self) -> list[Any]:
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if is_one else list(self.prompt)
-
-    @model_validator(mode="after")
-    def _check_writes(self) -> Completion:
-        if self.max_tokens == 0 and (not self.echo or self.logprobs is None):
-            rule = "max_tokens must be >= 1, or come with echo: true and logprobs"
-            raise RequestError(f"{rule} (got 0)", field="max_tokens")
-        return self
 
     def arguments(self) -> dict[str, Any]:
         names = ("logprobs", "prompt_logprobs") if self.echo else ("logprobs",)

@@ -15,7 +15,7 @@ from selfspec.serving.schema import Chat, Completion, Settings
 # Texts with more characters for each position of the model are too long. Making tokens of them
 # would take seconds, in which no other request is prepared.
 _CHARACTERS_A_POSITION = 16
-_BESIDE_PROMPTS = ("tools", "chat_template_kwargs", "reasoning_effort", "prediction", "bad_words")
+_BESIDE_PROMPTS = ("tools", "chat_template_kwargs", "reasoning_effort", "prediction")
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
 
 # Token ids, or what a processor made of a prompt.
@@ -55,10 +55,6 @@ class PromptTranslator:
             from selfspec.batch.guides import Guide  # It brings torch along.
 
             arguments["schema"] = Guide(grammar, is_lark=True)
-        if settings.bad_words:
-            words = [form for word in settings.bad_words for form in (word, f" {word}")]
-            ids_of_words = self.tokenizer(words, add_special_tokens=False)["input_ids"]
-            arguments["bad_words_ids"] = [ids for ids in ids_of_words if ids]
         if "prediction" in arguments:  # The samples of a prompt share its tokens.
             from selfspec.plugin.predictions import as_ids
 
@@ -114,8 +110,6 @@ class PromptTranslator:
         except Exception as error:  # A template may raise whatever it likes.
             why = one_line(error)[:300]
             raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error
-        if isinstance(ids, list) and settings.truncate_prompt_tokens:
-            ids = ids[-settings.truncate_prompt_tokens :]
         if not num_tokens(ids):
             raise RequestError(f"{field} must have at least one token (got none)", field=field)
         if isinstance(ids, list) and isinstance(prompt, list):

@@ -241,15 +241,16 @@ class Session:
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
-        if self._keeps_kv and not prompt.reader.num_read:
+        if self._keeps_kv and not prompt.result.read.num_columns:
             left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
                 engine.sharing.limit_to(left)
-        start, before = perf_counter(), prompt.reader.num_left
-        is_all = self._is_alone or before <= _SHORT_REST * num_tokens
+        start, before = perf_counter(), prompt.result.read.num_columns
+        is_all = self._is_alone or prompt.num_tokens - before <= _SHORT_REST * num_tokens
         if engine.admit(prompt, None if is_all else num_tokens):
             self._reading = None
-        num_read = before - prompt.reader.num_left
+        so_far = prompt.result.read
+        num_read = so_far.num_columns - max(before, so_far.num_kept)
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
         return num_read

@@ -185,14 +185,14 @@ def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = prompt_module.read_prompt
+    read = prompt_module.prefill
 
     def watched(model: Any, ids: torch.Tensor, *rest: Any) -> Any:
         if ids[0, 0] == ILL:
             raise torch.OutOfMemoryError("on purpose")
         return read(model, ids, *rest)
 
-    monkeypatch.setattr(prompt_module, "read_prompt", watched)
+    monkeypatch.setattr(prompt_module, "prefill", watched)
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     answers = played(session, common=MODES[mode])
     monkeypatch.undo()
@@ -451,7 +451,7 @@ def test_an_interrupt_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) ->
     assert not session.step()
     for index in (1, 2):
         session.submit(index, [*range(3, 23)], 1, {"max_new_tokens": NUM_NEW})
-    read, fuse = prompt_module.read_prompt, Fuse(2, KeyboardInterrupt)  # type: ignore[arg-type]
+    read, fuse = prompt_module.prefill, Fuse(2, KeyboardInterrupt)  # type: ignore[arg-type]
 
     def watched(*args: Any) -> Any:
         outputs = read(*args)
@@ -459,7 +459,7 @@ def test_an_interrupt_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) ->
         return outputs
 
     with monkeypatch.context() as patch:
-        patch.setattr(prompt_module, "read_prompt", watched)
+        patch.setattr(prompt_module, "prefill", watched)
         with pytest.raises(KeyboardInterrupt):
             [session.step() for _ in range(9)]
     (answer,) = session.work()

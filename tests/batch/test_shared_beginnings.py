@@ -316,7 +316,7 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
 
 
 PLACES_OF_MEMORY = {
-    "prompt": (prompt_module, "read_prompt"),
+    "prompt": (prompt_module, "prefill"),
     "step": (backends, "logits_of"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),

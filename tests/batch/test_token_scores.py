@@ -62,13 +62,6 @@ def test_scores_are_those_of_a_plain_forward(name: str, choice: str) -> None:
         assert spec.total_stats.num_accepted_tokens > 0
 
 
-def test_a_prompt_alone() -> None:
-    given = (tiny_model(), tiny_tokenizer(), PROMPTS)
-    for answer in generate_many(*given, max_new_tokens=0, logprobs=1, prompt_logprobs=0):
-        assert (answer.ids, answer.logprobs, answer.finish_reason) == ([], [], "length")
-        assert len(answer.prompt_logprobs or ()) == len(PROMPTS[answer.index])
-
-
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

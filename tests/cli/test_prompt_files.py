@@ -39,9 +39,9 @@ LENGTH = {"max_new_tokens": 3}
         ({"body": {"prompt": [5, 6], "temperature": 0}}, [5, 6], {"do_sample": False}),
         ({"messages": [{"role": "developer", "content": "x"}]}, SYSTEM, {}),
         (
-            {"body": {"prompt": "x", "logprobs": 2, "echo": True, "max_tokens": 0}},
+            {"body": {"prompt": "x", "logprobs": 2, "echo": True, "max_tokens": 1}},
             "x",
-            {"max_new_tokens": 0, "logprobs": 2, "prompt_logprobs": 2},
+            {"max_new_tokens": 1, "logprobs": 2, "prompt_logprobs": 2},
         ),
         ({"prompt": "x", "logit_bias": {"7": -100}}, "x", {"sequence_bias": {(7,): -100}}),
     ],

@@ -38,7 +38,6 @@ from selfspec.compat import (
     versions,
 )
 from selfspec.compat.origins import is_of_library
-from selfspec.draft.sources.grammar import TokenBytes
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 from tests.heads import heads_of, model_with_heads, needs_heads
@@ -145,14 +144,6 @@ def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
     monkeypatch.setattr("transformers.generation.utils.is_deepspeed_zero3_enabled", lambda: True)
     assert generation.runs_in_step(model, None)
     assert not generation.runs_in_step(model, False)
-
-
-def test_the_length_of_a_dropped_mask():
-    def look(_model, ids, kwargs):
-        config, is_dropped = kwargs["generation_config"], kwargs.get("attention_mask") is None
-        return not is_dropped or generation.length_of_dropped_mask(config) == ids.shape[1]
-
-    assert inside_a_call(new_model(), look)
 
 
 def test_windowed_layers_record_and_count():
@@ -316,7 +307,7 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
     held = processors(kind)
     scores = torch.zeros(2, len(TOKENIZER))
     first = held(torch.tensor([[5], [6]]), scores.clone())
-    found = grammars.grammars_of(held, 2, TokenBytes)
+    found = grammars.grammars_of(held, 2)
     assert found[0] is not found[1]
     for grammar in found:
         for token in TOKENIZER.encode(TEXT):
@@ -324,17 +315,30 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
             assert mask[token >> 5] >> (token & 31) & 1
             assert grammar.accept(token)
             grammar.rollback(1)
-            assert not grammar.accept(grammar.token_bytes.chars[ord("#")])
+            assert not grammar.accept(TOKENIZER.convert_tokens_to_ids("#"))
             assert not grammar.accept(len(TOKENIZER))
             assert grammar.accept(token)
-    start = grammars.grammars_of(held, 1, TokenBytes)[0]
-    assert start.token_bytes.visible(start.mask()) == [ord("{")]
+    start = grammars.grammars_of(held, 1)[0]
     allowed = torch.isfinite(first[0]).nonzero().flatten().tolist()
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grammar_names_the_tokens_that_must_come(kind):
+    held, ids = processors(kind), TOKENIZER.encode(TEXT)
+    held(torch.tensor([[5]]), torch.zeros(1, len(TOKENIZER)))
+    (grammar,) = grammars.grammars_of(held, 1)
+    num_forced = 0
+    for index, token in enumerate(ids):
+        if len(forced := grammar.forced()) > 1:
+            assert ids[index : index + len(forced) - 1] == list(forced[:-1])
+            num_forced += 1
+        assert grammar.accept(token)
+    assert num_forced > 3
+
+
 def test_other_processors_hold_no_grammar():
-    assert grammars.grammars_of([object(), LogitsProcessorList()], 2, TokenBytes) == [None, None]
+    assert grammars.grammars_of([object(), LogitsProcessorList()], 2) == [None, None]
 
 
 # --- modules

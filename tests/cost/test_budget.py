@@ -76,6 +76,17 @@ def test_drafting_rests_where_it_brings_nothing_and_comes_back():
     assert sum([looks(3) for _ in range(100)][-50:]) > 45
 
 
+def test_one_drafting_that_was_held_up_does_not_forbid_the_next_ones():
+    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.5}))
+    for drafting in (0.5, 100.0, 0.5, 0.5, 100.0, 0.5):
+        step = budget.step(8)
+        assert step.max_nodes > 1
+        step.observe(StepTime(8, drafting, 1.5), [record(2)])
+    for _ in range(3):  # Drafting that stays slow is charged.
+        budget.step(8).observe(StepTime(8, 100.0, 1.5), [record(2)])
+    assert budget.step(8).max_nodes == 1
+
+
 def test_a_row_alone_stops_growing_where_nothing_wider_pays():
     search = MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(8).search()
     assert search is not None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, MeasuredBudget
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers.diaa import DynamicTree
@@ -27,7 +28,7 @@ EVEN = {"delta": 1.0, "alpha": 1.0, "tau": 0.0}
 
 
 def grower(*cursors: ScriptedCursor, shape: Shape | None = None, **knobs) -> TreeGrower:
-    return TreeGrower(cursors, SpecConfig(**knobs), probability_of, shape=shape)
+    return TreeGrower(cursors, SpecConfig(**knobs), Ranking(probability_of), shape and shape.grow)
 
 
 def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -62,7 +63,7 @@ def oracle_of(
 def test_growth_takes_the_best_of_all_paths(cursors, config, shape, max_nodes):
     """Exactly, where every node is hoped to have a child as good as itself."""
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
-        tree = TreeGrower(cursors, config, probability_of, shape=shape).grow(0, max_nodes)
+        tree = TreeGrower(cursors, config, Ranking(probability_of), shape.grow).grow(0, max_nodes)
     check_tree(tree)
     everything = oracle_of(cursors, config, shape).paths(0)
     best = everything[: max_nodes - 1]
@@ -87,7 +88,7 @@ def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(
     cursors, config, shape, max_nodes, hope
 ):
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", hope):
-        tree = TreeGrower(cursors, config, probability_of, shape=shape).grow(0, max_nodes)
+        tree = TreeGrower(cursors, config, Ranking(probability_of), shape.grow).grow(0, max_nodes)
     check_tree(tree)
     everything = oracle_of(cursors, config, shape).paths(0)
     scores = {path.tokens: path.score for path in everything}
@@ -202,7 +203,7 @@ def test_growth_ends_where_the_next_node_does_not_pay():
         asked.append(score)
         return score > 0.2
 
-    tree = grower(ScriptedCursor(chain)).grow(0, 9, None, pays)
+    tree = grower(ScriptedCursor(chain)).grow(0, 9, pays=pays)
     assert paths_of(tree) == [(1,), (1, 2)]
     assert asked == [0.5, 0.25, 0.125]
 
@@ -213,14 +214,14 @@ def test_a_kept_shape_ends_where_the_next_node_does_not_pay():
     trees = grower(cursor, shape=DynamicTree(**EVEN, interval=5))
     trees.grow(0, 4)
     step = MeasuredBudget(CostCurve({1: 1.0, 4: 1.1})).step(4)
-    tree = trees.grow(0, 4, None, step.search())
+    tree = trees.grow(0, 4, pays=step.search())
     step.fit([tree])
     assert paths_of(tree) == [(1,), (1, 3), (2,)]
 
 
 def test_ids_that_the_model_cant_read_become_no_nodes():
     cursor = ScriptedCursor({0: [(9, 0.9), (1, 0.8), (-200, 0.7)], 1: [(9, 0.9)]})
-    trees = TreeGrower([cursor], SpecConfig(), probability_of, num_ids=9)
+    trees = TreeGrower([cursor], SpecConfig(), Ranking(probability_of, num_ids=9))
     assert paths_of(trees.grow(0, 9)) == [(1,)]
     assert trees.add(0, 9) is None
     assert trees.add(0, 8) == 2
@@ -228,7 +229,7 @@ def test_ids_that_the_model_cant_read_become_no_nodes():
 
 def test_no_draft_is_a_pad_or_follows_one():
     cursor = ScriptedCursor({0: [(5, 0.9), (6, 0.8)], 6: [(5, 0.9)]})
-    trees = TreeGrower([cursor], SpecConfig(), probability_of, banned=5)
+    trees = TreeGrower([cursor], SpecConfig(), Ranking(probability_of, banned=5))
     assert paths_of(trees.grow(0, 8)) == [(6,)]
     assert trees.grow(5, 8).tokens == [5]
 
@@ -236,7 +237,7 @@ def test_no_draft_is_a_pad_or_follows_one():
 def test_growth_reads_the_calibration_as_it_stands():
     cursor = ScriptedCursor({0: [(1, 0.002), (2, 0.001)]})
     calibration = Calibration()
-    trees = TreeGrower([cursor], SpecConfig(), calibration.probability)
+    trees = TreeGrower([cursor], SpecConfig(), Ranking(calibration.probability))
     tree = trees.grow(0, 3)
     assert paths_of(tree) == [(1,), (2,)]
     for _ in range(20):
@@ -269,7 +270,7 @@ ways = st.one_of(
 @given(tables(), configs, st.lists(ways, max_size=4), st.integers(1, 9))
 def test_the_ways_to_grow_may_follow_one_another(table, config, several, max_nodes):
     cursor = ScriptedCursor(table)
-    trees = TreeGrower([cursor], config, probability_of, shape=Ways(several))
+    trees = TreeGrower([cursor], config, Ranking(probability_of), Ways(several).grow)
     tree = trees.grow(0, max_nodes)
     check_tree(tree)
     assert len(tree) <= max_nodes

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.forward.layout import InputShape, Layout, Window, hiding, read, write
-from selfspec.forward.rows import Forward, KVRow
+from selfspec.forward.layout import InputShape, Layout, TreePlacement, Window, hiding, read, write
+from selfspec.forward.rows import KVRow
 from selfspec.records import DraftTree
 from tests.oracles import MaskOracle
 from tests.strategies import tree_of, trees
@@ -81,7 +81,7 @@ def laid_out(
         KVRow(num_columns=length, start=start, position=positions[..., number])
         for number, (length, start) in enumerate(zip(batch.lengths, starts, strict=True))
     ]
-    forward = Forward(rows_of, batch.front, dict(zip(windows, firsts, strict=True)))
+    forward = TreePlacement(rows_of, batch.front, dict(zip(windows, firsts, strict=True)))
     known = batch.visible()
     rows, nodes, keys = more or (0, 0, 0)
     shape = InputShape(len(batch.trees) + rows, width + nodes, positions.shape[:-1], len(windows))

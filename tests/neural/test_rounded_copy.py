@@ -15,11 +15,9 @@ from selfspec.compat.generation import KV
 from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.neural.named import named, ranked
 from selfspec.neural.rounded_copy import RoundedCopy, RoundedLinear, copy_bytes, rounded_copy
 from selfspec.neural.self_draft import SharedText
 from selfspec.plugin.spec import SelfSpec
-from selfspec.records import DRAFT_MODEL, Draws, Evidence, Likely
 from tests.fakes import new_model, prompt
 
 
@@ -77,29 +75,13 @@ def test_paths_are_read_with_their_ancestors_in_one_forward(name: str) -> None:
     forwards = list[int]()
     copy: Any = Unrounded(model)
     text = SharedText(copy, kv, lambda: forwards.append(1))
+    assert text.read(()) is None
+    text.observe([last])
     for path in ((7, 8, 9), (7, 3), (4,), (7, 8, 9, 2, 6)):
-        logits = text.read(last, path)
+        logits = text.read(path)
+        assert logits is not None
         whole = torch.cat([ids, torch.tensor([[last, *path]])], dim=1)
         with torch.no_grad():
             expected = model(input_ids=whole).logits[0, -1]
         assert torch.allclose(logits, expected, atol=1e-4)
     assert len(forwards) == 4
-
-
-class Ranked(Draws):
-    def ranked(self, logits: Any, depth: int) -> Likely:
-        return [(3, 8.0), (1, 4.0), (2, 1e-9)]
-
-
-def test_the_margin_is_the_evidence() -> None:
-    logits = torch.tensor([0.0, 2.0, 1.0, -9.0])
-    assert named(ranked(logits, 3, Draws(), 0), is_drawn=False) == [
-        (1, Evidence(DRAFT_MODEL, 5)),
-        (2, Evidence(DRAFT_MODEL, 0, 2, probability_bin=2)),
-        (0, Evidence(DRAFT_MODEL, 0, 3, probability_bin=3)),
-    ]
-    assert named(ranked(logits, 3, Ranked(), 0), is_drawn=True) == [
-        (3, Evidence(DRAFT_MODEL, 5, 1, 1)),
-        (1, Evidence(DRAFT_MODEL, 0, 2, 1, 2)),
-    ]
-    assert named(ranked(torch.full((4,), torch.nan), 2, Draws(), 0), is_drawn=False)

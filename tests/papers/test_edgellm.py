@@ -6,15 +6,20 @@ import random
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.cost import StepTime
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.shape import Shape
+from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
-from selfspec.papers.edgellm import Fallback, Pacer, confidence
+from selfspec.papers.diaa import recorded
+from selfspec.papers.edgellm import DraftLLM, Fallback, Pacer, confidence
 from selfspec.records import DraftTree, StepRecord
+from tests.fakes import VOCAB, new_model
 from tests.strategies import ScriptedCursor, probability_of
 
 TOOK = StepTime(4, 0.0, 1.0)
@@ -24,10 +29,10 @@ BEHIND = {n: [(n + i, chance) for i, chance in enumerate(CHANCES, 1)] for n in r
 
 def grown(shape: Shape, max_nodes: int, budget: Fallback | None = None) -> DraftTree:
     """Behind token n come n + 1, n + 2 and n + 3."""
-    grower = TreeGrower([ScriptedCursor(BEHIND)], SpecConfig(), probability_of, shape=shape)
+    grower = TreeGrower([ScriptedCursor(BEHIND)], SpecConfig(), Ranking(probability_of), shape.grow)
     pays = None if budget is None else budget.step(max_nodes).search()
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
-        return grower.grow(0, max_nodes, None, pays)
+        return grower.grow(0, max_nodes, pays=pays)
 
 
 def test_the_pacer_goes_on_with_the_branch_that_lacks_most_of_its_tokens():
@@ -104,3 +109,17 @@ def test_after_a_miss_it_comes_back():
         num_tokens += len(committed)
         step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
     assert num_tokens / 2000 > 2.7
+
+
+def test_chances_are_the_draft_llms_own_probabilities():
+    model = new_model()
+    cursor = DraftLLM(model, num_ids=VOCAB, top_k=3).open(RowStart(prompt_ids=[3, 4]))
+    cursor.prepare()
+    cursor.read((), 1.0)
+    with torch.no_grad():
+        expected = model(torch.tensor([[3, 4]])).logits[0, -1].softmax(-1).topk(3)
+    named = cursor.expand(())
+    assert [token for token, _ in named] == expected.indices.tolist()
+    assert [recorded(kind) for _, kind in named] == pytest.approx(
+        expected.values.tolist(), abs=1e-3
+    )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
@@ -51,7 +52,7 @@ def grown(
     pays: Pays | None = None,
 ) -> DraftTree:
     cursors = [ScriptedCursor(guesses or {}), cache]
-    grower = TreeGrower(cursors, SpecConfig(), probability_of, shape=branches)
+    grower = TreeGrower(cursors, SpecConfig(), Ranking(probability_of), branches.grow)
     tree = grower.grow(0, max_nodes, max_depth, pays)
     check_tree(tree)
     return tree

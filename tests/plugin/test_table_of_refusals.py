@@ -43,7 +43,6 @@ def plain(
         model_kwargs={KV: DynamicCache()} | kwargs,
         input_ids=torch.ones(1, 3),
         generation_config=config,
-        runner=SimpleNamespace(missing_inputs_reason=lambda *given: given[-1].get("needed")),
         max_new_columns=50,
         synced_gpus=False,
         look=None,
@@ -57,7 +56,6 @@ def test_what_is_decoded_plainly_has_a_reason() -> None:
     offloaded = DynamicCache()
     offloaded.offloading = True  # To make one, a build of torch for CUDA needs a GPU.
     assert "offloaded DynamicCache" in str(plain(**{KV: offloaded}))
-    assert plain(needed="its plain steps need it") == "its plain steps need it"
     assert plain(mode="plain") == "it can't"
 
 

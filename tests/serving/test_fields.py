@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib.metadata import version
 from typing import Any
@@ -124,28 +123,14 @@ def test_structured_outputs_by_vllms_names(served: Served) -> None:
     assert answer(choice=choice) in choice
     assert re.fullmatch(regex, answer(regex=regex))
     assert answer(json={"enum": [7]}) == answer(json='{"enum": [7]}') == "7"
-    assert text_of(served, guided_choice=choice, seed=3, temperature=1) in choice
-    assert re.fullmatch(regex, text_of(served, guided_regex=regex, seed=3, temperature=1))
-    assert text_of(served, guided_json={"enum": [7]}) == "7"
     both = {"structured_outputs": {"regex": regex}, "response_format": {"type": "json_object"}}
-    two = {"guided_json": {"enum": [7]}, "guided_regex": regex}
-    beside = {"guided_regex": regex, "structured_outputs": [7]}
     others: list[dict[str, Any]] = [
         {"structured_outputs": {"regex": "("}},
         {"structured_outputs": {}},
     ]
-    for wrong in (both, *others, two, beside, {"guided_choice": []}):
+    for wrong in (both, *others):
         error = served.post(COMPLETION, {**ASKED, **wrong}).json()["error"]
         assert error["param"] == "structured_outputs"
-
-
-def test_bad_words_are_those_of_a_plain_loop(served: Served) -> None:
-    ids, whole = served.tokenizer(PROMPT)["input_ids"], text_of(served)
-    words = [each for each in (" Que", "fox", "-", "V") if each in whole]
-    assert words
-    tokens = [served.tokenizer(form)["input_ids"] for word in words for form in (word, f" {word}")]
-    expected = served.text_alone(ids, max_new_tokens=30, bad_words_ids=tokens)
-    assert text_of(served, bad_words=words) == expected != whole
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION, "/v1/responses"])
@@ -159,13 +144,12 @@ def test_all_that_becomes_tokens_is_limited(
         "tools": [function if path != CHAT else {"function": function}],
         "chat_template_kwargs": {"a": half},
         "prediction": {"type": "content", "content": half},
-        "bad_words": [half],
     }
     fields["tools"][0]["type"] = "function"
     prompt: Any = half if path != CHAT else [{"role": "user", "content": half}]
     body = {{CHAT: "messages", COMPLETION: "prompt"}.get(path, "input"): prompt}
     monkeypatch.setattr("selfspec.batch.prompts.inputs_of", None)
-    for name in ("prediction", "bad_words", *(fields if path != COMPLETION else ())):
+    for name in ("prediction", *(fields if path != COMPLETION else ())):
         error = served.post(path, {**body, name: fields[name]}).json()["error"]
         assert (error["param"], error["code"]) == (name, "context_length_exceeded")
         rule = "must fit into the model's 512 positions, with all other texts of the request"
@@ -173,15 +157,16 @@ def test_all_that_becomes_tokens_is_limited(
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_bad_words_that_leave_no_choice(served: Served, temperature: float) -> None:
-    wrong = {"guided_choice": ["fox"], "bad_words": ["fox"], "temperature": temperature}
+def test_processors_that_leave_no_choice(served: Served, temperature: float) -> None:
+    wrong = {"structured_outputs": {"choice": ["fox"]}, "min_tokens": 20}
+    wrong["temperature"] = temperature
     response = served.post(COMPLETION, {**ASKED, **wrong})
     assert response.status_code == 400, response.text
     assert "can't keep to its schema any further: no token is allowed" in response.text
 
 
 def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """The template's variables, a last message that is gone on with, and the last tokens alone."""
+    """The template's variables, and a last message that is gone on with."""
 
     def num_tokens(**body: Any) -> int:
         body = {"messages": MESSAGES, "max_tokens": 1, **body}
@@ -197,7 +182,6 @@ def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFi
         assert num_tokens(chat_template_kwargs={"mood": "good"}) == plain + 4
     finally:
         served.tokenizer.chat_template = template
-    assert num_tokens(truncate_prompt_tokens=3) == 3
     begun = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     gone_on = served.ask(
         CHAT, messages=begun, continue_final_message=True, max_tokens=9, temperature=0
@@ -211,24 +195,6 @@ def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFi
         error = served.post(CHAT, body).json()["error"]
         assert error["param"] == "chat_template_kwargs"
         assert "must be variables of the template's own" in error["message"]
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_the_ids_of_tokens(served: Served, path: str) -> None:
-    """Whole and in pieces; a chat has one prompt, and completions may have several."""
-    prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT}
-    prompt_ids = served.post("/tokenize", prompt).json()["tokens"]
-    expected = alone(served.model, prompt_ids, 0, max_new_tokens=12)
-    body = {**prompt, "max_tokens": 12, "temperature": 0, "return_token_ids": True}
-    told = served.ask(path, **body)
-    assert (told if path == CHAT else told["choices"][0])["prompt_token_ids"] == prompt_ids
-    assert told["choices"][0]["token_ids"] == expected
-    lines = served.post(path, {**body, "stream": True}).text.split("\n\n")[:-2]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines]
-    choices = [event["choices"][0] for event in events]
-    assert [token for choice in choices for token in choice.get("token_ids", ())] == expected
-    tell = events if path == CHAT else choices
-    assert tell[0]["prompt_token_ids"] == prompt_ids
 
 
 def test_tokenize_and_detokenize(served: Served) -> None:

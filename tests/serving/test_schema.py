@@ -52,8 +52,6 @@ EITHER: dict[str, tuple[Any, ...]] = {
         *({}, {"regex": 7}, {"regex": ""}, {"json": 7}, {"json": {}, "regex": "a"}, "x"),
         *({"choice": choice} for choice in ([], "x", [""], [7])),
     ),
-    "bad_words": ([], "x", [7]),
-    "truncate_prompt_tokens": (0, -1, "x"),
     "logit_bias": ({"x": 1}, {"-1": 1}, {"999999": 1}, {"1": 101}, {"1": "x"}, [1], "x", {"١": 1}),
     "prediction": ("x", {}, [], {"type": "content"}, {"type": "content", "content": 7}, IMAGE),
     "nonsense": (1,),

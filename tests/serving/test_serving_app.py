@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.batch.text_stream import TextStream
-from selfspec.serving.exchange import StopFinder
+from selfspec.serving.reply_decoder import StopFinder
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 
 
@@ -81,15 +81,16 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3),
 )
 def test_the_text_ends_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
-    finder, sent, text = StopFinder(stops, shows_stop=False), "", ""
+    finder, sent, text, is_stopped = StopFinder(stops, shows_stop=False), "", "", False
     for piece in pieces:
-        if finder.is_stopped:
+        if is_stopped:
             break
         text += piece
-        sent += finder.add(piece)
+        more, is_stopped = finder.add(piece)
+        sent += more
         assert not any(stop in sent for stop in stops)
     is_there = any(stop in text for stop in stops)
-    assert finder.is_stopped == is_there
+    assert is_stopped == is_there
     # A stop string that is complete ends the text, even if a longer one began before it.
     sent += finder.rest()
     assert text.startswith(sent) if is_there else sent == text

@@ -21,6 +21,16 @@ def nothing() -> None:
     """Counts no forward."""
 
 
+def shared_length(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens two texts have in common before they part.
+
+    >>> shared_length((1, 2, 3), (1, 2, 4, 5))
+    2
+    """
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(ids), len(others)))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowStart:
     """A row at the end of its prompt, as a source finds it when it opens a cursor.

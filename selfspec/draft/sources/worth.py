@@ -10,7 +10,7 @@ from selfspec.records import TimeBudget
 _NUM_TIMED, _NUM_FIRST = 5, 3  # Asking takes the median of the last five times, of three at least.
 _GAIN = 0.2  # A source is believed to bring this many tokens a step at first.
 _MEMORY = 64  # What it brings comes in few steps, so that the mean follows this many.
-_PAUSE = 256  # A source that does not pay is believed anew after this many steps.
+_PAUSE = 256  # A source that does not pay is timed and believed anew after this many steps.
 
 
 class SourceWorth:
@@ -28,18 +28,23 @@ class SourceWorth:
         if tokens is not None:
             self._tokens += (tokens - self._tokens) / _MEMORY
 
-    def pays(self, tokens: float, budget: TimeBudget) -> bool:
-        """Is it worth asking for some tokens? Until it was timed, as long as drafts may lose."""
+    def pays(self, budget: TimeBudget, chance: float = 1.0) -> bool:
+        """Is it worth asking, if what it brings is used by chance? It is, until it was timed.
+
+        That is as long as drafts may lose.
+        """
         is_known = len(self._seconds) >= _NUM_FIRST
         seconds = median(self._seconds) if is_known else 0.0  # First times may be slow.
-        return tokens >= budget.break_even_tokens(seconds) and (is_known or budget.affords(0.0))
+        is_enough = chance * self._tokens >= budget.break_even_tokens(seconds)
+        return is_enough and (is_known or budget.affords(0.0))
 
     def should_ask(self, budget: TimeBudget) -> bool:
         """Are rows to ask it in the next step? To be called once for each step."""
         if self._num_paused > 0:
             self._num_paused -= 1
-        elif self.pays(self._tokens, budget):
+        elif self.pays(budget):
             return True
         elif len(self._seconds) >= _NUM_FIRST:
+            self._seconds.clear()
             self._tokens, self._num_paused = self._gain, _PAUSE - 1
         return False

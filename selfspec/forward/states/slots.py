@@ -15,7 +15,6 @@ import torch
 from selfspec.compat.modules import num_writes
 from selfspec.compat.states import CONVOLUTION, StatePlace, states_by_place
 from selfspec.errors import UnsupportedError
-from selfspec.forward.layers import StateLayer
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
@@ -87,17 +86,6 @@ class States:
         self.make_room(num_rows)
         for place, state in new.items():
             self._stores[place][first : first + len(state)] = state
-
-    def take_over(self, layers: Sequence[Any]) -> None:
-        """Lets stock layers show the states of their rows, and write nothing to them."""
-        num_rows = max(map(len, states_by_place(layers).values()), default=0)
-        self.add(layers, 0, num_rows)
-        for index in {index for index, *_ in self._stores}:
-            layer, stand_in = layers[index], StateLayer(self, index)
-            self.layers[index] = layer
-            layer.update_conv_state = stand_in.update_conv_state
-            layer.update_recurrent_state = stand_in.update_recurrent_state
-        self.show(slice(0, num_rows))
 
     def hand_back(self, layers: Sequence[Any]) -> None:
         """Lets the stock layers that were taken over keep their states themselves again."""

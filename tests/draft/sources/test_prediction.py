@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from selfspec import SpecConfig
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import RowStart
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor, PredictionState
 from selfspec.draft.tree import TreeGrower
@@ -58,7 +59,7 @@ def test_a_prediction_that_is_right_here_and_there_is_followed(share, least):
         text = [dice.randrange(50_000) for _ in range(128)]
         prediction = [token if dice.random() < share else 50_000 + token for token in text]
         cursor, calibration = cursor_behind(prediction, []), Calibration()
-        grower = TreeGrower([cursor], SpecConfig(), calibration.probability)
+        grower = TreeGrower([cursor], SpecConfig(), Ranking(calibration.probability))
         while text:
             tree = grower.grow(0, 8)
             path = path_of(tree, text)

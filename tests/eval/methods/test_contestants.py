@@ -17,6 +17,7 @@ from eval.runs.timing import timed
 from selfspec import SpecConfig, attach
 from selfspec.compat.heads import RUNS_HEADS
 from selfspec.config import SOURCE_NAMES
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import ContextCacheCursor
@@ -138,7 +139,7 @@ def test_a_window_makes_n_grams_of_what_the_model_answers_step_by_step():
     """Each column is a text that the model has written from its first token on, level by level."""
     window = Window(width=2, length=3, guesses=1).for_row([7], learns=True)
     cache, answers = ContextCacheCursor(7), {7: 8, 8: 9, 9: 4}
-    grower = TreeGrower([cache], SpecConfig(), probability_of, shape=window)
+    grower = TreeGrower([cache], SpecConfig(), Ranking(probability_of), window.grow)
     for _ in range(3):
         tree = grower.grow(0, 60, 9, None)
         ids = np.array([[answers.get(token, 0)] for token in tree.tokens], np.int32)

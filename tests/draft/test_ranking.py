@@ -8,8 +8,8 @@ import random
 import pytest
 
 from selfspec.config import SpecConfig
-from selfspec.draft.calibration import Calibration, FixedPrior
-from selfspec.draft.drawn import UNKNOWN, NoiseGrid
+from selfspec.draft.calibration import UNKNOWN, Calibration, FixedPrior, NoiseGrid
+from selfspec.draft.ranking import Ranking
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import COMMON, Draws, StepRecord
 from tests.strategies import ScriptedCursor, check_tree, probability_of
@@ -67,7 +67,7 @@ def test_the_tree_grows_where_noise_is_small() -> None:
     cursor = ScriptedCursor({0: [(5, 0.4), (6, 0.4)], 6: [(7, 0.5)]}, follows=True)
     draws = KnownNoise({5: 3.0, 6: 0.1, 7: 0.1})
     grower = TreeGrower(
-        [cursor], SpecConfig(), probability_of, draws=draws, grid=Calibration().grid
+        [cursor], SpecConfig(), Ranking(probability_of, draws=draws, grid=Calibration().grid)
     )
     tree = grower.grow(0, 3)
     check_tree(tree)
@@ -82,8 +82,8 @@ def test_the_tree_grows_where_noise_is_small() -> None:
 
 def test_what_knows_the_noise_itself_is_left_as_it_is() -> None:
     cursor = ScriptedCursor({0: [(5, 0.4)]}, name=COMMON)
-    grid = Calibration().grid
-    grower = TreeGrower([cursor], SpecConfig(), probability_of, draws=KnownNoise({}), grid=grid)
+    ranking = Ranking(probability_of, draws=KnownNoise({}), grid=Calibration().grid)
+    grower = TreeGrower([cursor], SpecConfig(), ranking)
     siblings = grower.grow(0, 2).looked_at[0]
     assert siblings is not None
     assert (siblings.probabilities, siblings.cells) == ([0.4], [UNKNOWN])
@@ -93,7 +93,8 @@ def test_where_noise_is_unknown_chances_are_those_of_the_evidence() -> None:
     cursor = ScriptedCursor({0: [(5, 0.4)], 5: [(6, 0.4)]}, follows=True)
     draws = KnownNoise({5: 0.1, 6: 0.1}, farthest=1)
     for grid, first in ((Calibration().grid, False), (FixedPrior().grid, True)):
-        tree = TreeGrower([cursor], SpecConfig(), probability_of, draws=draws, grid=grid).grow(0, 3)
+        ranking = Ranking(probability_of, draws=draws, grid=grid)
+        tree = TreeGrower([cursor], SpecConfig(), ranking).grow(0, 3)
         at_root, below = tree.looked_at[0], tree.looked_at[1]
         assert at_root is not None
         assert below is None or below.probabilities == [0.4]
@@ -103,13 +104,9 @@ def test_where_noise_is_unknown_chances_are_those_of_the_evidence() -> None:
 def test_the_calibration_counts_what_noise_promised() -> None:
     calibration = Calibration()
     cursor = ScriptedCursor({0: [(5, 0.4)]})
-    grower = TreeGrower(
-        [cursor],
-        SpecConfig(),
-        calibration.probability,
-        draws=KnownNoise({5: 0.1}),
-        grid=calibration.grid,
-    )
+    noise = KnownNoise({5: 0.1})
+    ranking = Ranking(calibration.probability, draws=noise, grid=calibration.grid)
+    grower = TreeGrower([cursor], SpecConfig(), ranking)
     chances = []
     for _ in range(200):
         tree = grower.grow(0, 2)

@@ -1,4 +1,4 @@
-"""A reader of hidden states is asked from the end of the text on, and as long as it pays."""
+"""Heads are asked from the end of the text on, and as long as it pays."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from selfspec.cost import Budget, CostCurve, MeasuredBudget
-from selfspec.draft.sources import state_cursor
-from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
+from selfspec.neural import heads
+from selfspec.neural.heads import HeadCursor, HeadSource
 from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import candidates_of
 
 
-class ScriptedReader:
+class ScriptedText:
     """Names the same tokens always, and keeps what it is shown."""
 
     def __init__(self, likely: Likely) -> None:
@@ -35,22 +35,18 @@ class ScriptedReader:
         return [self._likely[:num]]
 
 
-def asked_always() -> StateSource:
-    source = StateSource(SourceWorth(), 4)
-    source.name = "heads"
-    return source
+def asked_always() -> HeadSource:
+    return HeadSource(None, 4, SourceWorth())
 
 
-def cursor_of(
-    likely: Likely, asked: StateSource | None = None
-) -> tuple[StateCursor, ScriptedReader]:
-    reader = ScriptedReader(likely)
-    cursor = StateCursor(reader, 3, asked or asked_always(), Budget())
+def cursor_of(likely: Likely, asked: HeadSource | None = None) -> tuple[HeadCursor, ScriptedText]:
+    reader = ScriptedText(likely)
+    cursor = HeadCursor(reader, 3, asked or asked_always(), Budget())
     cursor.prepare()
     return cursor, reader
 
 
-def first(cursor: StateCursor, token: int = 4) -> None:
+def first(cursor: HeadCursor, token: int = 4) -> None:
     record = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[token])
     cursor.observe(record)
 
@@ -93,8 +89,8 @@ def test_it_is_not_asked_while_it_is_paused():
 
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
-    reader, asked = ScriptedReader([]), asked_always()
-    cursor = StateCursor(reader, 3, asked, Budget())
+    reader, asked = ScriptedText([]), asked_always()
+    cursor = HeadCursor(reader, 3, asked, Budget())
     for wanted in (False, True):
         asked.is_wanted = wanted
         cursor.prepare()
@@ -103,9 +99,9 @@ def test_a_prompt_is_not_learned_while_it_is_paused():
 
 def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, after plain steps were timed and drafts have saved a plain step."""
-    budget, reader, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedReader([]), range(99)
-    monkeypatch.setattr(state_cursor, "perf_counter", map(float, ticks).__next__)
-    cursor = StateCursor(reader, 3, asked_always(), budget)
+    budget, reader, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedText([]), range(99)
+    monkeypatch.setattr(heads, "perf_counter", map(float, ticks).__next__)
+    cursor = HeadCursor(reader, 3, asked_always(), budget)
     first(cursor)
     cursor.prepare()
     assert not reader.has_begun
@@ -126,10 +122,10 @@ def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPat
 
 
 def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name():
-    reader, source = ScriptedReader([]), asked_always()
+    reader, source = ScriptedText([]), asked_always()
     named: list[Likely] = [[(5, 0.98), (6, 0.01)], [(7, 0.5)], []]
     reader.chain = lambda *_: named  # type: ignore[method-assign]
-    cursor = StateCursor(reader, 3, source, Budget())
+    cursor = HeadCursor(reader, 3, source, Budget())
     cursor.prepare()
     first(cursor)
     root = cursor.root()
@@ -140,7 +136,7 @@ def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name
     assert cursor.expand(below) == [(7, Evidence("heads", 1, count_bin=0, probability_bin=1))]
     assert cursor.expand(cursor.follow(below, 7)) == []
     tree, seen = DraftTree.of_root(4), []
-    source.observe = lambda **took: seen.append(took["tokens"])  # type: ignore[method-assign]
+    source.worth.observe = lambda **took: seen.append(took["tokens"])  # type: ignore[method-assign]
     for number, names in enumerate([("heads", "lut"), ("heads",), ("lut",)]):
         tree.add(number, 5 + number, 0.5, tuple(Evidence(name) for name in names))
     cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1, 2, 3], committed_ids=[5, 6, 7, 8]))
