@@ -210,11 +210,16 @@ def _answers(method: Method, workload: Workload) -> tuple[float, list[list[int]]
             "seed": 0,
         }
         ids = prompt.to(workload.model.device)
-        result = timed(workload.model, partial(method.answer, workload.model, ids, **limits))
+        run = partial(method.answer, workload.model, ids, **limits)
+        result = timed(workload.model, partial(_without_streamer, run))
         texts.append(result.output[0, ids.shape[1] :].tolist())
         seconds.append(result.seconds)
     counted = slice(1 if len(texts) > 1 else 0, None)
     return 1000 * sum(seconds[counted]) / sum(map(len, texts[counted])), texts
+
+
+def _without_streamer(run: Callable[[], torch.Tensor], _streamer: object) -> torch.Tensor:
+    return run()
 
 
 def _by_stock(name: str, workload: Workload) -> str:

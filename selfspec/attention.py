@@ -1,18 +1,18 @@
 """Attention in which query heads that share keys are one head with more queries.
 
-In most models several query heads share one head of keys and values. If there is a mask, stock's
-sdpa attention copies the keys and values of the whole text for each of these query heads, in every
-layer and step. Here nothing is copied, and a query sees the same keys as before.
+In most models several query heads share one head of keys and values. If there is a mask,
+transformers' sdpa attention copies the keys and values of the whole text for each of these query
+heads, in every layer and step. Here nothing is copied, and a query sees the same keys as before.
 
-`grouped_attention` lets forwards over drafts attend so. A plain step has no mask, and stock's
+`grouped_attention` lets forwards over drafts attend so. A plain step has no mask, and transformers'
 attention computes it. The exception is half precision on a CPU, where torch is slow with a single
 query: there queries are joined too, and a single one is doubled.
 
-`EXACT_ATTENTION` names attention in float64, whose outcome does not depend on how many tokens a
+`EXACT_ATTENTION` names attention in float64, whose output does not depend on how many tokens a
 step has. Torch adds up keys and values in an order that depends on how many there are and
-where they stand. In float32 that changes the last bit of an outcome. Where inputs are rounded to 8
+where they stand. In float32 that changes the last bit of an output. Where inputs are rounded to 8
 bits, that bit can change a whole step of rounding, and layers make more of it. In float64 the order
-changes only bits that are lost when the outcome is rounded to float32.
+changes only bits that are lost when the output is rounded to float32.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _NAME = "sdpa"
 # are a prompt. There float64 would cost as much as 8 bits save. Texts with and without drafts read
 # their prompts in the same way.
 _MOST_TOKENS = 64
-# Arguments that only stock's own code understands.
-_STOCK_ONLY = ("position_bias", "cache", "softcap")
+# Arguments that only transformers' own code understands.
+_ONLY_THEIRS = ("position_bias", "cache", "softcap")
 
 
 @contextmanager
 def grouped_attention() -> Iterator[None]:
     """Inside, in this thread, sdpa attention joins heads that share keys. Use it for one forward.
 
-    Nothing is changed if other code has replaced stock's attention, or while torch compiles.
-    Stock's attention is back in its place when no thread is inside any more.
+    Nothing is changed if other code has replaced transformers' attention, or while torch compiles.
+    Transformers' attention is back in its place when no thread is inside any more.
     """
     if torch.compiler.is_compiling():
         yield
@@ -70,7 +70,7 @@ def grouped_attention() -> Iterator[None]:
 
 
 def _ours(present: Any) -> Any:
-    """Our attention in place of stock's; attention that other code has registered is left alone."""
+    """Ours in place of transformers' attention; what other code has registered is left alone."""
     return _attend if present is sdpa_attention_forward else present
 
 
@@ -81,7 +81,7 @@ class _Masks:
         self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
-        """The outcome of `_joined_mask`, made once."""
+        """The output of `_joined_mask`, made once."""
         place = id(mask), number
         if place not in self._known:  # Holding the mask keeps its id from being used again.
             self._known[place] = mask, _joined_mask(mask, number, width)
@@ -102,13 +102,13 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Replaces stock's sdpa attention; does the same outside of `grouped_attention`.
+    """Replaces transformers' sdpa attention; does the same outside of `grouped_attention`.
 
-    What torch compiles attends as stock does.
+    What torch compiles attends as transformers does.
     """
     masks = None if torch.compiler.is_compiling() else _this_thread.masks
     mask, number = attention_mask, 0
-    if masks and not any(others.get(name) is not None for name in _STOCK_ONLY):
+    if masks and not any(others.get(name) is not None for name in _ONLY_THEIRS):
         number = _num_heads_to_join(module, query, key, mask)
     if masks is None or not number:
         options = {"dropout": dropout, "scaling": scaling, **others}
@@ -123,9 +123,9 @@ def _num_heads_to_join(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
-    mask: torch.Tensor | None,  # (B, 1, Q, columns), or of a shape that only stock can handle
+    mask: torch.Tensor | None,  # (B, 1, Q, columns), or of a shape that only sdpa can handle
 ) -> int:
-    """How many heads to join into one; 0 if stock must compute this, or is as fast."""
+    """How many heads to join into one; 0 if transformers must compute this, or is as fast."""
     rows, num_heads, width, _ = query.shape
     num_sharing: int = getattr(module, "num_key_value_groups", 1)
     if num_heads != key.shape[1] * num_sharing:
@@ -156,12 +156,12 @@ def _attend_in_double(
     bias = None if bias is None else _wide(bias)
     if bias is not None or (width > 1 if mask is None else mask.shape[1] > 1):
         states = (_wide(query), _wide(key), _wide(value))
-        outcome, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
-        return outcome.to(query.dtype), None
+        output, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
+        return output.to(query.dtype), None
     number = _num_joined(query, query.shape[1] // key.shape[1])
     if mask is not None:
         mask = _joined_mask(mask, number, width)
-    outcome = _joined_attention(
+    output = _joined_attention(
         (query, key, value),
         mask,
         number,
@@ -169,7 +169,7 @@ def _attend_in_double(
         dropout_p=options.get("dropout", 0.0),
         scale=options.get("scaling"),
     )
-    return outcome, None
+    return output, None
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int) -> int:
@@ -202,7 +202,7 @@ def _joined_attention(
     in_double: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """The outcome (B, Q, heads, D), with this many heads of queries as one, and their mask.
+    """The output (B, Q, heads, D), with this many heads of queries as one, and their mask.
 
     In float64, only some heads are widened at a time.
     """
@@ -218,10 +218,10 @@ def _joined_attention(
             _attend_joined(tuple(map(_wide, part)), mask, options)
             for part in zip(*heads, strict=True)
         ]
-        outcome = torch.cat(parts, 1).to(query.dtype)
+        output = torch.cat(parts, 1).to(query.dtype)
     else:
-        outcome = _attend_joined((queries, *keys), mask, options)
-    return outcome.reshape(rows, num_heads, width, -1).transpose(1, 2).contiguous()
+        output = _attend_joined((queries, *keys), mask, options)
+    return output.reshape(rows, num_heads, width, -1).transpose(1, 2).contiguous()
 
 
 def _attend_joined(
@@ -235,8 +235,8 @@ def _attend_joined(
     # Torch is slow with a single query in half precision on a CPU.
     if num_queries == 1 and queries.device.type == "cpu" and queries.dtype in _HALVES:
         queries = torch.cat([queries, queries], dim=2)
-    outcome = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **options)
-    return outcome[:, :, :num_queries]
+    output = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **options)
+    return output[:, :, :num_queries]
 
 
 def _wide(values: torch.Tensor) -> torch.Tensor:

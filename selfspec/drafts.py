@@ -61,7 +61,7 @@ def _walked(
     """The walk ends where one of the trees has no child for its token.
 
     It also ends where a node's logits, those of the rows from index `first` on, are NaN. Without
-    drafts they are the model's own, and stock chooses by them.
+    drafts they are the model's own, and transformers chooses by them.
     """
     starts, is_spoiled = [row.num_new for row in rows], False
     is_plain = of_prompt or rows[0].is_spoiled

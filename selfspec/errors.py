@@ -50,7 +50,7 @@ class CacheError(SelfSpecError, ValueError):
     """A cache can't be found, read or written, or belongs to another tokenizer."""
 
 
-class _Origin(Exception):
+class _TracebackText(Exception):
     """The traceback of an error that is kept, as text."""
 
     def __str__(self) -> str:
@@ -62,9 +62,9 @@ def without_frames(error: Exception) -> Exception:
 
     A traceback itself holds what every function held that was running, tensors among them.
     """
-    if not isinstance(error.__cause__, _Origin):  # It may be kept several times.
+    if not isinstance(error.__cause__, _TracebackText):  # It may be kept several times.
         text = "".join(traceback.format_exception(error))
-        error.__cause__, error.__context__ = _Origin(text), None
+        error.__cause__, error.__context__ = _TracebackText(text), None
     return error.with_traceback(None)
 
 
@@ -114,8 +114,8 @@ def no_tokenizer(got: object) -> ConfigError:
 def first_mistake(error: ValidationError) -> str:
     """Where the first mistake is that pydantic has found, its rule, and the value there."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"])) or "JSON"
-    return f"{place}: {first['msg']}, got {first['input']!r:.20}"
+    where = ".".join(map(str, first["loc"])) or "JSON"
+    return f"{where}: {first['msg']}, got {first['input']!r:.20}"
 
 
 def one_line(message: object) -> str:

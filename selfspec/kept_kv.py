@@ -150,7 +150,7 @@ class KeptKV:
     def beginning(
         self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[Text] = ()
     ) -> Beginning | None:
-        """The longest beginning of a prompt that was read already, for its empty stock cache.
+        """The longest beginning of a prompt that was read already, for its empty cache.
 
         None where none is long enough to save time.
         """

@@ -35,7 +35,7 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
 
 def tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
     """Likeliest tokens that were fetched from the device."""
-    known = np.fmax(probabilities.numpy(), 0)  # Stock goes on where the model says NaN.
+    known = np.fmax(probabilities.numpy(), 0)  # transformers goes on where the model says NaN.
     return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))
 
 

@@ -1,4 +1,4 @@
-"""Stock's own loop, for prompts that can't be drafted for."""
+"""Transformers' own loop, for prompts that can't be drafted for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from transformers import StoppingCriteriaList
 
 from selfspec.compat.generation import decode_plainly
-from selfspec.machine.device import own_seed
+from selfspec.machine.device import seeded
 from selfspec.prompt import Prompt
 
 
 class _Counting(StoppingCriteriaList):  # type: ignore[misc]
-    """The criteria of a call for stock's loop, which also count the tokens, without pads."""
+    """The criteria of a call for transformers' loop, which also count the tokens, without pads."""
 
     def __init__(self, criteria: Iterable[Any]) -> None:
         super().__init__(criteria)
@@ -32,7 +32,7 @@ class _Counting(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class _Streamer:
-    """Keeps what stock's loop writes, and hands it on; whoever has the statistics ends it."""
+    """Keeps what transformers' loop writes, and hands it on; whoever has the statistics ends it."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
@@ -45,15 +45,15 @@ class _Streamer:
     def end(self) -> None: ...
 
 
-def write_plainly(prompt: Prompt) -> None:
-    """Writes the texts of a prompt as stock does; its output is in the prompt."""
+def decode_with_transformers(prompt: Prompt) -> None:
+    """Writes the texts of a prompt as transformers does; its output is in the prompt."""
     stats = prompt.stats
     stats.disable(prompt.route.support.reason)
     stats.mode, stats.forward = "plain", "eager"
     start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
     is_streamed = prompt.streamer is not None or prompt.fails_alone
-    seeded = prompt.seed is not None
-    with own_seed(prompt.seed, [prompt.input_ids.device]) if seeded else nullcontext():
+    has_seed = prompt.seed is not None
+    with seeded(prompt.seed, [prompt.input_ids.device]) if has_seed else nullcontext():
         prompt.result.output = decode_plainly(
             prompt.model,
             prompt.input_ids,

@@ -68,7 +68,7 @@ class Call:
 
     # Of one among many.
     index: int = 0  # Names it, and its first row in records.
-    seed: int | None = None  # Draws the tokens; None: the generator that stock uses.
+    seed: int | None = None  # Draws the tokens; None: the generator that transformers uses.
     fails_alone: bool = False  # Does an error of one row end this row, and no other?
     # With learning="request", prompts of one request share what was read for them; None: nothing.
     scope: Hashable = None
@@ -143,7 +143,7 @@ class Result:
     read: ReadSoFar = field(default_factory=ReadSoFar)
     rows: list[Row] = field(default_factory=list)
     kv: Cache | None = None  # The cache that the caller gets.
-    output: Any = None  # That of stock's own loop.
+    output: Any = None  # That of transformers' own loop.
     plain_ids: list[int] = field(default_factory=list)  # What that has told the streamer.
     error: BaseException | None = None  # What has ended it.
 
@@ -219,9 +219,9 @@ class Prompt(Call):
         ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
-        # Stock's own test for filling up rows that stopped.
+        # Transformers' own test for filling up rows that stopped.
         gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
-        has_encoder, own_sources = self.model.config.is_encoder_decoder, self._sources()
+        has_encoder, row_sources = self.model.config.is_encoder_decoder, self._sources()
         encoder_texts = self._encoder_texts() if has_encoder else [[]] * len(self.input_ids)
         rows = self.result.rows
         for number, ids in enumerate(prefilled.texts):
@@ -237,7 +237,7 @@ class Prompt(Call):
                 index=self.index + number,
                 prompt=self.input_ids[number : number + 1],
                 prompt_ids=ids,
-                drafter=new_drafter(start, sources=(*sources, *own_sources[number])),
+                drafter=new_drafter(start, sources=(*sources, *row_sources[number])),
                 chooser=choosers[number],
                 max_length=self.max_length,
                 max_nodes=self.max_nodes,

@@ -63,7 +63,7 @@ class Row(KVRow):
     max_nodes: int = sys.maxsize  # of its trees, where its call asks for few
     stops: Stops = Stops()  # noqa: RUF009 has no state
     pad_token_id: int = 0
-    gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
+    gets_pads: bool = False  # once it has stopped and others have not, as rows of transformers do
     fails_alone: bool = False  # Does an error of its own end this row and no other?
     may_leave: bool = True  # the batch, once it has stopped
     stats: GenerationStats = field(default_factory=GenerationStats)
@@ -110,12 +110,12 @@ class Row(KVRow):
     def max_depth(self) -> int:
         """How many drafts can still be committed, followed by a token of the model's own.
 
-        Stock never reads the positions after that, and a model may not have them.
+        transformers never reads the positions after that, and a model may not have them.
         """
         return max(self.max_length - self.length - 1, 0)
 
     def prefix(self) -> torch.Tensor:
-        """(1, L): what stock's processors and criteria read of this row so far."""
+        """(1, L): what transformers' processors and criteria read of this row so far."""
         length, waiting = self.length, self.new_ids[self._num_written :]
         if self._ids is None or self._ids.shape[1] < length:
             ids = self.prompt.long() if self._ids is None else self._ids

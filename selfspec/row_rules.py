@@ -84,8 +84,8 @@ def for_rows(processors: LogitsProcessorList, num_rows: int) -> list[Any]:
 
 
 def _for_row(processor: Any, row: int) -> Any:
-    # Stock gives the repetition penalty a tensor with the padding of all rows. A number does the
-    # same for one row, also where several prefixes of that row are processed at once.
+    # transformers gives the repetition penalty a tensor with the padding of all rows. A number does
+    # the same for one row, also where several prefixes of that row are processed at once.
     padding = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(padding, torch.Tensor):
         return processor
@@ -116,9 +116,14 @@ def _rules_all_out(warper: Any) -> bool:
     return keeps == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
 
 
-def looks_at_rows(processors: Sequence[Any]) -> bool:
+def are_row_wise(processors: Sequence[Any]) -> bool:
     """Do all processors treat each row by itself, without state?"""
-    return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
+    return all(type(part) in _ROW_PROCESSORS or _says_row_wise(part) for part in processors)
+
+
+def _says_row_wise(part: Any) -> bool:
+    # `looks_at_rows` was the name until 0.4.
+    return getattr(part, "is_row_wise", False) or getattr(part, "looks_at_rows", False)
 
 
 def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
@@ -128,12 +133,12 @@ def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
             eos_ids |= frozenset(criterion.eos_token_id.flatten().tolist())
-        elif type(criterion) is StopStringCriteria or getattr(criterion, "looks_at_rows", False):
+        elif type(criterion) is StopStringCriteria or _says_row_wise(criterion):
             others.append(criterion)
         elif type(criterion) is not MaxLengthCriteria:
             return None
     if length_limit(criteria) is None or (others and not eos_ids):
-        return None  # without an end token, stock lets a row that stopped go on writing
+        return None  # without an end token, transformers lets a row that stopped go on writing
     return Stops(eos_ids, tuple(others))
 
 

@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary, ref
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.user_code import distrusted
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
+from selfspec.compat.states import state_functions
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve, Ledger
+from selfspec.cost import Ledger
 from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
@@ -183,10 +183,6 @@ class ModelRunner:
         """Inside, transformers' own switches for decoding are set."""
         return decoding_switches(self.model)
 
-    def curve(self, backend: Backend, num_rows: int) -> CostCurve:
-        """What steps of so many rows cost by their width, as far as it is known or expected."""
-        return self.costs.curve(self.model, backend, num_rows)
-
     def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
         """How many rows may come and go together, and what they may take."""
         most = self.config.max_nodes
@@ -209,7 +205,7 @@ class ModelRunner:
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
-                lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
+                lent = nullcontext("a chain grows transformers' KV cache, which has no fixed slots")
             else:
                 lent = self._captured.borrow(look, attention, limits)
         with uncompiled(model), lent as captured:

@@ -124,7 +124,7 @@ class GenerationStats:
         """The same by the position of the token in its draft; the first position is 0."""
         longest = max(self.accepted_lengths, default=0)
         steps = self.accepted_lengths.items()
-        return [sum(n for length, n in steps if length > place) for place in range(longest)]
+        return [sum(n for length, n in steps if length > position) for position in range(longest)]
 
     @property
     def speed_up(self) -> float | None:
@@ -271,7 +271,7 @@ class GenerationStats:
         """How many drafted tokens were accepted, as vLLM puts it."""
         accepted, num_drafts = self.num_accepted_tokens, max(self.num_drafts, 1)
         first = enumerate(self.num_accepted_tokens_per_pos[:_MOST_POSITIONS])
-        rates = ", ".join(f"{place}: {number / num_drafts:.2f}" for place, number in first)
+        rates = ", ".join(f"{position}: {n / num_drafts:.2f}" for position, n in first)
         line = (
             f"Mean acceptance length {1 + accepted / num_drafts:.2f}: {accepted} of "
             f"{self.num_draft_tokens} drafted tokens accepted"

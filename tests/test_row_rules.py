@@ -10,8 +10,8 @@ from transformers.generation import stopping_criteria as sc
 
 from selfspec import row_rules
 from selfspec.row_rules import (
+    are_row_wise,
     for_rows,
-    looks_at_rows,
     row_stops,
     split_warpers,
 )
@@ -76,7 +76,7 @@ def test_each_of_the_known_processors_is_tried_here():
 def test_row_processors_give_each_row_what_it_gets_in_the_batch(name):
     ids, scores = three_rows(name)
     batch = LogitsProcessorList([ROW_PROCESSORS[name]()])
-    assert looks_at_rows(batch)
+    assert are_row_wise(batch)
     together = batch(ids, scores.clone())
     for row, processors in enumerate(for_rows(LogitsProcessorList(batch), 3)):
         alone = processors(ids[row : row + 1], scores[row : row + 1].clone())
@@ -158,14 +158,16 @@ class Custom(lp.LogitsProcessor):
     ],
 )
 def test_what_may_look_at_the_batch_makes_rows_move_together(processor):
-    assert not looks_at_rows([lp.TopKLogitsWarper(3), processor])
+    assert not are_row_wise([lp.TopKLogitsWarper(3), processor])
 
 
-def test_a_processor_may_say_that_it_looks_at_rows():
-    processor = Custom()
-    processor.looks_at_rows = True
-    assert looks_at_rows([processor, lp.TopKLogitsWarper(3)])
-    assert looks_at_rows([])
+def test_a_processor_may_say_that_it_is_row_wise():
+    older, processor = Custom(), Custom()
+    older.looks_at_rows = True  # The name until 0.4.
+    assert are_row_wise([older])
+    processor.is_row_wise = True
+    assert are_row_wise([processor, lp.TopKLogitsWarper(3)])
+    assert are_row_wise([])
 
 
 EOS = sc.EosTokenCriteria(torch.tensor([3, 5]))
@@ -186,7 +188,7 @@ def test_stops_that_look_at_one_row():
     assert list(row_stops(StoppingCriteriaList([SHORT, EOS, string])).criteria) == [string]
     assert row_stops(StoppingCriteriaList([SHORT, string])) is None
     own = CustomStop()
-    own.looks_at_rows = True
+    own.is_row_wise = True
     assert list(row_stops(StoppingCriteriaList([SHORT, EOS, own])).criteria) == [own]
 
 

@@ -30,7 +30,7 @@ import transformers
 
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.registry import LOOKUP_TOKENS
-from eval.runs.timing import num_new_tokens, timed
+from eval.runs.timing import FirstToken, num_new_tokens, timed
 from selfspec import SelfSpec, load
 from selfspec.weights.streamed.stream import stream_of
 
@@ -172,8 +172,11 @@ def _draft_model(job: Job) -> Any:
     return model
 
 
-def _one(method: Method, model: Any, ids: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
-    return method.answer(model, ids, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+def _one(
+    method: Method, model: Any, ids: torch.Tensor, max_new_tokens: int, streamer: FirstToken
+) -> torch.Tensor:
+    asked: Any = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "seed": 0}
+    return method.answer(model, ids, streamer=streamer, **asked)
 
 
 def _read(model: Any) -> tuple[float, float, float]:

@@ -16,7 +16,6 @@ from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
 from selfspec.compat.heads import num_heads
-from selfspec.compat.timing import compiles_static_kv
 from selfspec.weights import pack, unpack
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
@@ -83,6 +82,7 @@ class Method:
         temperature: float,
         seed: int,
         attention_mask: torch.Tensor | None = None,
+        streamer: Any = None,
     ) -> torch.Tensor:
         """(B, L): the prompts `ids` and the texts after them.
 
@@ -94,6 +94,7 @@ class Method:
             ids,
             attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask,
             max_new_tokens=max_new_tokens,
+            streamer=streamer,
             **sampling(temperature),
             **self.arguments,
         )
@@ -110,8 +111,8 @@ class StaticMethod(Method):
     """
 
     def refusal(self, model: Any) -> str | None:
-        """Asks transformers itself: without compilation a static cache is only slower."""
-        if compiles_static_kv(model):
+        """Without compilation a static cache is only slower."""
+        if model.device.type == "cuda":
             return None
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
 

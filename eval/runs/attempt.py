@@ -9,13 +9,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from eval.errors import one_line
 from eval.methods.method import Method, SelfSpecMethod, StaticMethod
-from eval.runs.timing import Timed, timed
+from eval.runs.timing import FirstToken, Timed, timed
 from selfspec.machine.busy import processor_share
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
@@ -39,12 +40,18 @@ def attempt(model: Any, method: Method, prompt_ids: Sequence[int], **asked: Any)
         ids = torch.tensor([prompt_ids], device=model.device)
         share = processor_share() if model.device.type == "cpu" else None
         with _watched(method, model) as watch:
-            result = timed(model, lambda: method.answer(model, ids, **asked))
+            result = timed(model, partial(_answer, method, model, ids, asked))
     except Exception as error:
         return Outcome([], {}, one_line(error))
     new_ids = result.output[0, len(prompt_ids) :].tolist()
     numbers = _numbers(result, len(prompt_ids), new_ids, watch)
     return Outcome(new_ids, {**numbers, "processor_share": share})
+
+
+def _answer(
+    method: Method, model: Any, ids: torch.Tensor, asked: dict[str, Any], streamer: FirstToken
+) -> torch.Tensor:
+    return method.answer(model, ids, streamer=streamer, **asked)
 
 
 class _Watch:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.compat.timing import told_of_prompt
 from selfspec.cost import CostCurve
 from selfspec.forward.costs import Costs, nearest
 
@@ -19,8 +18,8 @@ from selfspec.forward.costs import Costs, nearest
 class Timed(NamedTuple):
     """What a call returned, and its seconds.
 
-    `prefill_seconds` go to the end of the prompt's forward; what comes after it counts as
-    decoding, what a drafter learns from the prompt included.
+    `prefill_seconds` go to the first token; what comes after it counts as decoding, what a drafter
+    learns from the prompt included. They are 0 for a method that has told nobody of its tokens.
     """
 
     output: torch.Tensor
@@ -35,16 +34,33 @@ def learned_curve(costs: Costs, forward: str | None, num_columns: int) -> CostCu
     return nearest(known, num_columns) if known else None
 
 
-def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:
-    """Runs a call of `model.generate()` with the device idle before and after it."""
-    device, ends = model.device, list[Any]()
+class FirstToken:
+    """A streamer of `generate()` that knows when the first token after the prompt has come."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stamps: list[Any] = []  # When the prompt came, and the first token.
+        self._device = device
+
+    def put(self, _value: torch.Tensor) -> None:
+        if len(self.stamps) < 2:
+            self.stamps.append(_stamp(self._device))
+
+    def end(self) -> None: ...
+
+
+def timed(model: Any, run: Callable[[FirstToken], torch.Tensor]) -> Timed:
+    """Runs a call of `model.generate()` with the device idle before and after it.
+
+    `run` gets the streamer that the call is to have.
+    """
+    device, streamer = model.device, FirstToken(model.device)
     synchronise(device)
-    start, first = perf_counter(), _stamp(device)
-    with told_of_prompt(model, lambda: ends.append(_stamp(device))):
-        output = run()
-        synchronise(device)
+    start, begin = perf_counter(), _stamp(device)
+    output = run(streamer)
+    synchronise(device)
     seconds = perf_counter() - start
-    return Timed(output, seconds, _seconds_between(first, ends[0]) if ends else 0.0)
+    has_first = len(streamer.stamps) == 2
+    return Timed(output, seconds, _seconds_between(begin, streamer.stamps[1]) if has_first else 0.0)
 
 
 def num_new_tokens(output: torch.Tensor, prompt_ids: torch.Tensor) -> int:

@@ -28,9 +28,15 @@ from selfspec.ability.trials import (
     tree_of,
     verdict,
 )
-from selfspec.compat.branching import calls_state_functions, state_functions
 from selfspec.compat.modules import is_compiled
-from selfspec.compat.states import STATE_NAMES, bounds_time_steps, no_way_back, states_by_place
+from selfspec.compat.states import (
+    STATE_NAMES,
+    bounds_time_steps,
+    calls_state_functions,
+    no_way_back,
+    state_functions,
+    states_by_place,
+)
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
 from selfspec.forward.prompt import Prefilled
@@ -101,11 +107,11 @@ def check_chain(
     input_ids = torch.tensor([prompt], device=device_of(model))
     arguments = arguments_at(model, cache, range(len(prompt) + 1))
     backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcome = trial.outcome(backend, (), layers)
+    output = trial.output(backend, (), layers)
     # The wrong answer that is nearest says best what is wrong.
     pairs = list(zip(trial.faults, answers, strict=True))
-    pairs.sort(key=lambda pair: distance_of(outcome[pair[0].rows], pair[1]))
-    return verdict(model, outcome, right, pairs, lambda: whole)
+    pairs.sort(key=lambda pair: distance_of(output[pair[0].rows], pair[1]))
+    return verdict(model, output, right, pairs, lambda: whole)
 
 
 def states_reason(model: PreTrainedModel) -> str | None:
@@ -134,10 +140,10 @@ def _depends_on_later(
         cache = prefilled(model, ids[:start], layers) if start else new_cache(model, layers)
         return read_on(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
 
-    outcomes = [before(crowd) for crowd in crowds]
+    outputs = [before(crowd) for crowd in crowds]
     return any(
         depends_on_hidden(model, first, unseen, first[:1], partial(before, crowds[0]))
-        for first, unseen in pairwise(outcomes)
+        for first, unseen in pairwise(outputs)
     )
 
 

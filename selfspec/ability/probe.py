@@ -1,6 +1,6 @@
 """Finds out what a model can verify: a tree, a chain, or nothing beyond its next token.
 
-A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
+A few tokens are run as a tree, through the code that drafting uses. The output must not depend on
 tokens that a node must not see, and it must be far nearer to the right answer than to any wrong
 one that a fault would give. Real models in half precision round a lot, so no bound on rounding
 decides.
@@ -22,15 +22,15 @@ from selfspec.ability.look import look_at
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_tree
 from selfspec.attention import EXACT_ATTENTION
-from selfspec.compat.branching import state_functions
+from selfspec.compat.authors import layer_that_mixes_tokens
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
-from selfspec.compat.origins import layer_that_mixes_tokens
+from selfspec.compat.states import state_functions
 from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
-from selfspec.machine.device import own_seed
+from selfspec.machine.device import seeded
 
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10
@@ -154,7 +154,7 @@ def try_backend(
 ) -> str | None:
     """Tries trees on a backend other than `TreeBackend`, made with the same arguments.
 
-    The model must be able to verify trees. Returns why the outcome is wrong, or None if it is
+    The model must be able to verify trees. Returns why the output is wrong, or None if it is
     right. All layers are run, since a capture has all of them.
     """
     ids = _probe_ids(_ordinary_ids(model))
@@ -192,11 +192,11 @@ def _draws_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
     if not any(module.training for module in model.modules()):
         return None
     devices = {device_of(model), *(parameter.device for parameter in model.parameters())}
-    tokens, outcomes = torch.tensor([ids], device=device_of(model)), []
+    tokens, outputs = torch.tensor([ids], device=device_of(model)), []
     for seed in range(2):
-        with torch.no_grad(), own_seed(seed, sorted(devices, key=str)):
-            outcomes.append(model(input_ids=tokens, use_cache=False).logits.float())
-    first, second = outcomes
+        with torch.no_grad(), seeded(seed, sorted(devices, key=str)):
+            outputs.append(model(input_ids=tokens, use_cache=False).logits.float())
+    first, second = outputs
     if (first - second).std() <= _SAME * first.std():
         return None
     return "its forward draws random numbers, as in training mode"

@@ -1,6 +1,6 @@
 """Plain forwards over a few tokens, which say what a trial of a model must come to.
 
-An outcome (…, D) of a token is its logits, or what the last layer gives that a trial runs.
+An output (…, D) of a token is its logits, or what the last layer gives that a trial runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from selfspec.forward.model import device_of, takes
 
 
 class Text(NamedTuple):
-    """A text with its positions, and the indices of the tokens whose outcome is compared.
+    """A text with its positions, and the indices of the tokens whose output is compared.
 
     Where it is read in two forwards, the first one reads `num_prompt` tokens.
     """
@@ -34,7 +34,7 @@ class Text(NamedTuple):
 def read_at_once(
     model: PreTrainedModel, texts: Sequence[Text], layers: TrialLayers
 ) -> list[torch.Tensor]:
-    """The outcomes (N, D) of the texts' compared tokens, in one forward without a KV cache.
+    """The outputs (N, D) of the texts' compared tokens, in one forward without a KV cache.
 
     Shorter texts are padded on the right, where no compared token sees it.
     """
@@ -51,20 +51,20 @@ def read_at_once(
     # A model's code may drop the positions; without them it would count columns.
     inputs = arguments | {name: value for name, value in prepared.items() if value is not None}
     inputs.pop("logits_to_keep", None)
-    outcomes = layers.outcome(lambda: model(**inputs).logits)
-    return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
+    outputs = layers.output(lambda: model(**inputs).logits)
+    return [row[list(text.compared)].float() for row, text in zip(outputs, texts, strict=True)]
 
 
 def read_in_two(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
-    """The outcome (N, D) of a text's compared tokens, in a forward after that of its prompt."""
+    """The output (N, D) of a text's compared tokens, in a forward after that of its prompt."""
     start = text.num_prompt
     cache = prefilled(model, text.ids[:start], layers)
-    outcome = read_on(model, text.ids[start:], start, cache, layers)[0]
-    return outcome[[index - start for index in text.compared]].float()
+    output = read_on(model, text.ids[start:], start, cache, layers)[0]
+    return output[[index - start for index in text.compared]].float()
 
 
 def read_by_steps(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
-    """The outcome (N, D) of a text's compared tokens, by plain steps after its prompt."""
+    """The output (N, D) of a text's compared tokens, by plain steps after its prompt."""
     start = text.num_prompt
     cache = prefilled(model, text.ids[:start], layers)
     steps = [
@@ -81,7 +81,7 @@ def read_without_states(
     names: Sequence[str],
     layers: TrialLayers,
 ) -> torch.Tensor:
-    """The outcome (N, D) of the last tokens, in a forward that begins without some states."""
+    """The output (N, D) of the last tokens, in a forward that begins without some states."""
     start = len(ids) - num_last
     cache = prefilled(model, ids[:start], layers)
     for (_, name, _), state in states_by_place(cache.layers).items():
@@ -114,12 +114,12 @@ def read_on(
     layers: TrialLayers,
     num_rows: int = 1,
 ) -> torch.Tensor:
-    """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
+    """The output (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
     input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
     arguments = arguments_at(model, cache, range(start, start + len(ids)), num_rows)
     inputs = plain_inputs(model, input_ids, arguments, len(ids))
     inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
-    return layers.outcome(lambda: model(**inputs).logits)
+    return layers.output(lambda: model(**inputs).logits)
 
 
 def arguments_at(

@@ -1,8 +1,8 @@
 """Rotary embeddings whose frequencies depend on the largest position of a forward.
 
 "dynamic" and "longrope" embeddings change at a certain length. If a tree reaches beyond it, all
-tokens of the tree get the frequencies of a longer text, while stock would still use those of a
-shorter one.
+tokens of the tree get the frequencies of a longer text, while transformers would still use those of
+a shorter one.
 """
 
 from __future__ import annotations

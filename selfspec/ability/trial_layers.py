@@ -59,7 +59,7 @@ class TrialLayers:
             return cls()
         return cls(layers[needed - 1], needed)
 
-    def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def output(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The result of a forward (B, Q, D): the logits, or the output of `last_layer`."""
         if self.last_layer is None:
             return forward()

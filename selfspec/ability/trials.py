@@ -1,7 +1,7 @@
 """Trials of a model: a few tokens as a tree or a chain, compared with right and wrong answers.
 
 Each wrong answer is what one fault would give: a node sees its sibling, positions are taken from
-columns, or a kept slot holds another token. An outcome is right if it is far nearer to the right
+columns, or a kept slot holds another token. An output is right if it is far nearer to the right
 answer than to any wrong one. Knows backends and forwards; not what a verdict is used for.
 """
 
@@ -28,10 +28,10 @@ from selfspec.ability.trial_layers import TrialLayers
 from selfspec.forward.backends import Backend
 from selfspec.forward.inputs import can_hold_trees
 from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.forward.prompt import given_positions, next_positions, placing_reason
+from selfspec.forward.prompt import next_positions, placing_reason, plain_positions
 from selfspec.records import DraftTree
 
-# An outcome is clearly right if its distance to the right answer is this share of the distance to
+# An output is clearly right if its distance to the right answer is this share of the distance to
 # each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
 # another plain forward of the same tokens is as far from the right answer, within this factor:
 # then rounding, or noise in the model, explains the distance.
@@ -40,7 +40,7 @@ _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
 # A wrong answer shows a fault if rounding, times this, does not reach from it to the right one.
 _BEYOND_ROUNDING = 2
-# How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
+# How much of an output hidden tokens may change, as a share of what seeing them would change. A
 # mask that leaks changes more. The first share is for experts in half precision: they sort their
 # tokens, so that hidden ones affect their rounding. The second is for all other models, in which
 # rows that are quantised with one scale affect each other.
@@ -51,7 +51,7 @@ _AFTER = 7  # This many tokens follow the prompt of a tree.
 
 
 class TrialForward(NamedTuple):
-    """A forward over a tree, and the nodes whose outcome is compared; it may keep their KV."""
+    """A forward over a tree, and the nodes whose output is compared; it may keep their KV."""
 
     tree: DraftTree
     compared: list[int]
@@ -59,7 +59,7 @@ class TrialForward(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A fault that some rows of the outcome would show: they are then what the text gives.
+    """A fault that some rows of the output would show: they are then what the text gives.
 
     A model that `forgets` some states reads the last tokens of the text without them.
     """
@@ -77,14 +77,14 @@ class Trial(NamedTuple):
     forwards: list[TrialForward]
     faults: list[Fault]
 
-    def outcome(self, backend: Backend, rows: Sequence[Any], layers: TrialLayers) -> torch.Tensor:
+    def output(self, backend: Backend, rows: Sequence[Any], layers: TrialLayers) -> torch.Tensor:
         """What the forwards give: (N, D)."""
-        outcomes = []
+        outputs = []
         for forward in self.forwards:
-            outcomes.append(outcome_of(forward, backend, rows, layers))
+            outputs.append(output_of(forward, backend, rows, layers))
             if forward.keeps:
-                backend.commit([forward.compared])
-        return torch.cat(outcomes)
+                backend.kv.commit([forward.compared])
+        return torch.cat(outputs)
 
     def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
         """What a model with each of the faults would give."""
@@ -95,12 +95,12 @@ class Trial(NamedTuple):
         return answers
 
 
-def outcome_of(
+def output_of(
     forward: TrialForward, backend: Backend, rows: Sequence[Any], layers: TrialLayers
 ) -> torch.Tensor:
-    """The outcomes (N, D) of the nodes that are compared."""
+    """The outputs (N, D) of the nodes that are compared."""
     run = backend.lay_out(rows, [forward.tree])
-    return layers.outcome(lambda: backend.forward(run).logits)[0, forward.compared].float()
+    return layers.output(run)[0, forward.compared].float()
 
 
 def tree_trial(ids: Sequence[int]) -> Trial:
@@ -167,7 +167,7 @@ def check_tree(
         return reason
     arguments = arguments_at(model, cache, range(len(prompt) + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
-    positions = given_positions(model, prompt_ids, arguments)
+    positions = plain_positions(model, prompt_ids, arguments)
     if reason := placing_reason(positions, arguments):
         return reason
     # Plain steps are right, also where forwards over several tokens are not, and where the model
@@ -185,24 +185,24 @@ def check_tree(
     crowds = [crowd[:most] for crowd in crowds]
 
     def with_others(others: Sequence[int]) -> torch.Tensor:
-        return outcome_of(first_forward(text, others), backend, rows, layers)
+        return output_of(first_forward(text, others), backend, rows, layers)
 
     for some, others in [*pairwise(crowds), ([ids[-1]], [ids[-2]])]:
         unseen, first = with_others(some), with_others(others)
         again = partial(with_others, others)
         if depends_on_hidden(model, first, unseen, answers[0], again):
             return "its tokens depend on tokens of the forward that masks hide"
-    outcome = trial.outcome(backend, rows, layers)
-    backend.release()
+    output = trial.output(backend, rows, layers)
+    backend.kv.release()
     again = partial(read_in_two, model, text, layers)
-    return verdict(model, outcome, right, zip(trial.faults, answers, strict=True), again)
+    return verdict(model, output, right, zip(trial.faults, answers, strict=True), again)
 
 
 def depends_on_hidden(
     model: PreTrainedModel,
-    first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
+    first: torch.Tensor,  # (N, D): the output of the root and of nodes that must not see a token
     unseen: torch.Tensor,  # (N, D): the same with another hidden token
-    seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
+    seeing: torch.Tensor,  # (N - 1, D): the output of nodes that see the hidden token
     again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
 ) -> bool:
     """Whether another hidden token changes more than experts or noise in the model explain."""
@@ -213,21 +213,21 @@ def depends_on_hidden(
 
 def verdict(
     model: PreTrainedModel,
-    outcome: torch.Tensor,  # (N, D)
+    output: torch.Tensor,  # (N, D)
     right: torch.Tensor,  # (N, D)
     wrong_answers: Iterable[tuple[Fault, torch.Tensor]],
     right_again: Callable[[], torch.Tensor],
 ) -> str | None:
-    """Why the outcome is not right; None if it is. `right_again` computes it in another way."""
-    if outcome.isnan().any() and not right.isnan().any():  # No comparison below would see it.
-        return "its outcome is NaN, and that of plain forwards is not"
+    """Why the output is not right; None if it is. `right_again` computes it in another way."""
+    if output.isnan().any() and not right.isnan().any():  # No comparison below would see it.
+        return "its output is NaN, and that of plain forwards is not"
     rounding: float | None = None
     for fault, answer in wrong_answers:
-        some, correct = outcome[fault.rows], right[fault.rows]
+        some, correct = output[fault.rows], right[fault.rows]
         to_right, to_wrong = distance_of(some, correct), distance_of(some, answer)
         if to_right <= _CLEARLY_RIGHT * to_wrong:
             continue
-        if rounding is None:  # Two outcomes may happen to have the same bits.
+        if rounding is None:  # Two outputs may happen to have the same bits.
             rounding = max(distance_of(right_again(), right), torch.finfo(model.dtype).eps / 4)
         # A wrong answer that differs from the right one by rounding alone shows no fault.
         shows_fault = distance_of(answer, correct) > _BEYOND_ROUNDING * rounding

@@ -16,6 +16,14 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
+from selfspec.compat.authors import (
+    NOT_IN_STEPS,
+    functions_of,
+    is_harmless,
+    is_of_library,
+    name_of,
+    replaced_functions,
+)
 from selfspec.compat.generation import functions_by_name
 from selfspec.compat.modules import (
     Modules,
@@ -23,14 +31,6 @@ from selfspec.compat.modules import (
     hooks_of_all,
     hooks_on,
     is_compiled,
-)
-from selfspec.compat.origins import (
-    NOT_IN_STEPS,
-    functions_of,
-    is_harmless,
-    is_of_library,
-    name_of,
-    replaced_functions,
 )
 
 

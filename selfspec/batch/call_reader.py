@@ -28,12 +28,12 @@ class CallReader:
         self._is_after = False  # Has the last call's end tag not come, though its arguments have?
         escape = regex.escape
         head = escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})") + r"\{"
-        begins = [escape(form.tag + begin) for begin in form.begins] if form.tag else []
-        begins += [] if form.needs_tag else ["^"]
+        begins = [escape(form.tag + begin) for begin in form.begins]
+        begins += ["^"] if form.is_bare else []
         ends = [escape("".join(form.end))]
         if form.between:
             ends.append(escape(form.between) + head)
-        self._opening = regex.compile(f"(?:{'|'.join(begins)}){head}", regex.MULTILINE)
+        self._opening = regex.compile(f"(?:{'|'.join(begins)}){head}")
         self._closing = regex.compile(f"}}(?:{'|'.join(ends)})")
 
     @property

@@ -116,7 +116,7 @@ class GuideProcessor:
     Raises `UnsupportedError` where no token is allowed, or where the guide takes too much work.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, matcher: LLMatcher, words: LLTokenizer | None) -> None:
         self._matcher = matcher

@@ -12,7 +12,7 @@ class CountPenalties:
     shows where the answer begins. Each call counts anew, since drafts are tried and dropped.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, presence: float, frequency: float) -> None:
         self._presence, self._frequency = presence, frequency

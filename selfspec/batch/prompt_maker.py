@@ -74,11 +74,11 @@ class PromptMaker:
         loop, ready = loop_for(self._spec, self._model, applied)
         numbers = (ready.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
         scores = TokenScores(self.tokenizer, *numbers)
-        is_streamed = on_tokens is not None or scores.is_asked
+        is_streamed = on_tokens is not None or scores.is_wanted
         streamer = TokenStreamer(on_tokens, scores) if is_streamed else None
         on_logits = None if scores.prompt is None else scores.on_logits
         fields = {"index": index, "scope": scope, "scores": scores, "on_logits": on_logits}
-        loop = replace(loop, streamer=streamer, then=partial(self._routed, seed, fields))
+        loop = replace(loop, streamer=streamer, on_call=partial(self._routed, seed, fields))
         ids = inputs_on(inputs, self._model)
         prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
         if prompt.route.support.mode == "plain" and self._model is not prompt.model:
@@ -87,7 +87,7 @@ class PromptMaker:
                 f"a model in a wrapper of PEFT must be drafted for among many prompts (got: "
                 f"{prompt.route.support.reason}); call generate() for each prompt"
             )
-        if scores.is_asked:
+        if scores.is_wanted:
             prompt.logits_processor.insert(0, scores)
         if scores.prompt is not None:
             _check_scored(prompt)

@@ -22,6 +22,13 @@ _FROM_PROCESSOR = (
     "processor(..., return_tensors='pt') makes of one prompt"
 )
 
+# What a model is told whose template knows no tools; `call_forms` reads such calls.
+_TOOLS = """You may call these functions, as in
+<tool_call>
+{"name": "f", "arguments": {}}
+</tool_call>
+"""
+
 
 def inputs_of(
     prompt: Any,
@@ -80,8 +87,7 @@ def _from_messages(
     if tools and "tools" in str(owner.chat_template):
         options["tools"] = tools
     elif tools:
-        text = "You may call these functions:\n" + json.dumps(tools)
-        shown.insert(0, form({"role": "system", "content": text}))
+        shown.insert(0, form({"role": "system", "content": _TOOLS + json.dumps(tools)}))
     if in_parts:
         options |= {"tokenize": True, "return_tensors": "pt"}
     options = {"add_generation_prompt": True, "return_dict": in_parts, **options}

@@ -38,7 +38,7 @@ class TokenScores:
     new token, however the call is decoded. Of a prompt, its reader tells.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TokenScores:
         self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
 
     @property
-    def is_asked(self) -> bool:
+    def is_wanted(self) -> bool:
         return self.tokens is not None or self.prompt is not None
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,11 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from selfspec.cli.batch import batch
-from selfspec.cli.cache import cache
+from selfspec.cli.cache import cache, prepare
 from selfspec.cli.chat import chat
 from selfspec.cli.check import check, demo
 from selfspec.cli.generate import generate
 from selfspec.cli.options import GENERAL
-from selfspec.cli.prepare import prepare
 from selfspec.cli.serve import serve
 from selfspec.errors import SelfSpecError, one_line
 
@@ -39,8 +38,8 @@ app = App(
 )
 # In the order in which most people need them.
 _COMMANDS: Sequence[Callable[..., object]] = (demo, check, chat, generate, batch, serve, prepare)
-for place, command in enumerate(_COMMANDS):
-    app.command(command, sort_key=place)
+for order, command in enumerate(_COMMANDS):
+    app.command(command, sort_key=order)
 app.command(cache)
 
 

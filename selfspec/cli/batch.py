@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveInt
 from rich import progress as rich
 from rich.console import Console
 
 from selfspec.cli.batch_file import BatchFiles, LineResult, Progress, results
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say
-from selfspec.cli.options import Knobs, Model, WriteOptions
+from selfspec.cli.options import Knobs, Model, Positive, WriteOptions
 from selfspec.cli.writer import load_writer
 from selfspec.config import SpecConfig
 
@@ -30,7 +29,7 @@ def batch(
     answers: Annotated[Path, Parameter(name="OUTPUT")],
     /,
     *,
-    max_rows: PositiveInt = 8,
+    max_rows: Positive = 8,
     options: WriteOptions = WriteOptions(),
     knobs: Knobs = Knobs(),
 ) -> int:

@@ -21,7 +21,7 @@ from selfspec.errors import CliError, one_line
 from selfspec.machine.user_files import locked
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import Piece, joined, usage_of
-from selfspec.serving.responses import new_form
+from selfspec.serving.response_form import new_form
 from selfspec.serving.translator import PromptTranslator
 
 if TYPE_CHECKING:

@@ -1,18 +1,19 @@
-"""`selfspec cache build`: from texts to a cache."""
+"""`selfspec cache build` makes a cache, and `selfspec prepare` a folder that drafts by itself."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from cyclopts import App
-from cyclopts.types import NonNegativeInt
+from cyclopts.types import ExistingDirectory
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
-from selfspec.errors import CliError
+from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions, NotNegative
+from selfspec.errors import CliError, ConfigError
 
 cache = App(
     name="cache",
@@ -30,7 +31,7 @@ def build(
     /,
     *,
     data: str,
-    warmup_tokens: NonNegativeInt = 1_000_000,
+    warmup_tokens: NotNegative = 1_000_000,
     overwrite: Flag = False,
     options: ModelOptions = ModelOptions(),
 ) -> None:
@@ -43,7 +44,7 @@ def build(
         warmup_tokens: About how many tokens the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
-    from selfspec.building.texts import find_files
+    from selfspec.building import find_files
     from selfspec.cache import check_target, save_cache
 
     loading = replace(options, model=model)
@@ -53,7 +54,7 @@ def build(
     check_target(output, overwrite=overwrite, option="--overwrite")
     find_files(data)  # Refuses a wrong path before anything is loaded.
     with working(f"Loading {loading.title}") as say:
-        from selfspec.building.build import build_cache
+        from selfspec.building import build_cache
         from selfspec.cli.loading import load_model, load_tokenizer
 
         contents = build_cache(
@@ -71,3 +72,40 @@ def build(
     )
     if about["left_out"]:
         print(f"left out (empty, or messages that no chat template takes): {about['left_out']:,}")
+
+
+def prepare(
+    folder: ExistingDirectory, /, *, cache: Path | None = None, overwrite: Flag = False
+) -> None:
+    """Let a model's folder draft by itself, wherever 'trust_remote_code' loads it.
+
+    Args:
+        folder: The folder with the model's weights, which gets 'custom_generate/generate.py'.
+        cache: A cache to put beside the weights.
+        overwrite: Replace files that are there already.
+    """
+    from selfspec.cache.file import FILE_NAME, file_of
+    from selfspec.plugin.attach import hub_folder
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"FOLDER must hold a model, with its config.json (got {str(folder)!r}); save one there "
+            "with model.save_pretrained() and tokenizer.save_pretrained()"
+        )
+    files = {
+        folder / "custom_generate" / "generate.py": hub_folder() / "custom_generate/generate.py"
+    }
+    if cache is not None:
+        from selfspec.cache import load_cache
+        from selfspec.cli.loading import load_tokenizer
+
+        load_cache(cache, tokenizer=load_tokenizer(ModelOptions(model=str(folder))))
+        files[folder / FILE_NAME] = file_of(cache)
+    present = [path for path in files if path.exists()]
+    if present and not overwrite:
+        raise ConfigError(f"{str(present[0])!r} exists; use --overwrite to replace it")
+    for path, source in files.items():
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, path)
+    print(f"{folder} drafts now where it is loaded with trust_remote_code=True, as by")
+    print(f"  transformers serve {folder} --trust-remote-code")

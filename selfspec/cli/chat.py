@@ -16,7 +16,7 @@ from selfspec.cli.messages import paint, working
 from selfspec.cli.options import Knobs, Model, WriteOptions
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.errors import CliError, SelfSpecError, unknown_name
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig

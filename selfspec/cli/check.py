@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
 from selfspec.cli.comparison import (
     MIN_ROUNDS,
-    Comparison,
     Prompts,
     Question,
     measure,
@@ -27,24 +24,29 @@ from selfspec.cli.comparison import (
 )
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import paint, working
-from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
-from selfspec.cli.report import has_times, print_report
+from selfspec.cli.options import (
+    Model,
+    ModelOptions,
+    Positive,
+    RunOptions,
+    Temperature,
+    WriteOptions,
+)
+from selfspec.cli.report import print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
 from selfspec.serving.translator import num_tokens
-from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
     from selfspec.records import StepRecord
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
-_SAMPLED = 0.7  # The temperature of sampled text.
 _ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
 
 
-def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -> int:
+def demo(*, seconds: Positive = 10, options: ModelOptions = ModelOptions()) -> int:
     """Watch drafts being accepted, then see the same texts timed against plain generate().
 
     A small model that comes with selfspec continues three pieces of Python, at temperature 0.5.
@@ -63,8 +65,8 @@ def check(
     /,
     *,
     prompts: Path | None = None,
-    temperature: NonNegativeFloat = 0.0,
-    seconds: PositiveInt = 60,
+    temperature: Temperature = 0.0,
+    seconds: Positive = 60,
     options: RunOptions = RunOptions(),
 ) -> int:
     """Measure how much faster a model is with drafts on this machine, and say what to use.
@@ -102,12 +104,7 @@ def _compared(
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
         new_spec = partial(writer.new_spec, config)
         measured = measure(writer, prompts, new_spec, num_new=num_new, seconds=seconds, say=say)
-    status = print_report(console, measured, options, sees=sees)
-    # Of what is within `--max-memory`, no part was set aside for the copy.
-    is_whole = options.max_memory is None and writer.model.device.type == "cpu"
-    if options.model is not None and is_whole and has_times(measured):
-        print(_drafts_for_itself(writer, prompts, num_new, seconds / 2))
-    return status
+    return print_report(console, measured, options, sees=sees)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
@@ -146,42 +143,6 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
         lacking = why if is_off else spec.stats.heads_reason
         facts.append(f"heads: {heads}{f', not asked: {lacking}' if lacking else ''}")
     return facts
-
-
-def _drafts_for_itself(writer: Writer, prompts: Prompts, num_new: int, seconds: float) -> str:
-    """What the model's own weights in 4 bits bring as its draft model, greedy and sampled."""
-    config, options, found = SpecConfig(), writer.options, list[Comparison]()
-    drafter = replace(writer, draft_model="int4")
-    said = []
-    with working("Measuring with its own weights in 4 bits as draft model") as say:
-        for temperature in (0.0, _SAMPLED):
-            writer.options = drafter.options = replace(options, temperature=temperature)
-            specs = [partial(each.new_spec, config) for each in (writer, drafter)]
-            timed(writer, specs[1](), prompts[0][1], _LEAST_TOKENS)  # The weights are rounded.
-            measured = measure(
-                writer,
-                prompts,
-                specs[1],
-                num_new=num_new,
-                seconds=seconds / 2,
-                say=say,
-                plain_spec=specs[0],
-            )
-            found.append(measured)
-            low, high = measured.interval
-            how = f"at temperature {temperature}" if temperature else "greedy"
-            said.append(f"{how} {measured.speed_up:.2f}x ({low:.2f}x to {high:.2f}x)")
-    writer.options = options
-    total = sum((measured.total for measured in found), GenerationStats())
-    if not total.draft_model_bytes:
-        return f"It can't draft for itself: {total.draft_model_reason}."
-    line = f"With its own weights in 4 bits as draft model too: {', '.join(said)} of these times."
-    pays = [measured.interval[0] > 1 for measured in found]
-    if any(pays):
-        when = "" if all(pays) else " for greedy text" if pays[0] else " for sampled text"
-        size = f"{total.draft_model_bytes / 1e6:.0f} MB"
-        return f'{line} Set SelfSpec(draft_model="int4"){when}; it takes {size}.'
-    return f"{line} Leave it out."
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from selfspec.cli.prompt_files import PromptLine, read_prompts
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.serving.images import has_images
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 from selfspec.serving.translator import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 
@@ -81,8 +81,8 @@ class Comparison:
     plain: list[list[float]] = field(default_factory=list)  # By rounds: seconds for all prompts.
     drafted: list[list[float]] = field(default_factory=list)
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # By prompt.
-    parted: set[str] = field(default_factory=set)  # Prompts with two texts.
-    shares: list[float] = field(default_factory=list)  # Parts of the processor, on a CPU.
+    parted: set[str] = field(default_factory=set)  # Prompts whose two texts differ.
+    shares: list[float] = field(default_factory=list)  # By prompt: of the processor, on a CPU.
     packs: bool = False  # Were weights packed for drafts, and not for plain texts?
 
     def add(self, names: Sequence[str], plain: Sequence[Answer], drafted: Sequence[Answer]) -> None:
@@ -158,9 +158,8 @@ def measure(
     num_new: int,
     seconds: float,
     say: Callable[[str], None] = lambda _: None,
-    plain_spec: Callable[[], SelfSpec | None] = lambda: None,
 ) -> Comparison:
-    """Answers all prompts in rounds, while there is time: plainly, or by `plain_spec`, and by ours.
+    """Answers all prompts in rounds, while there is time: plainly, and with drafts.
 
     Weights are packed for drafts, and ordinary ones for plain texts. Each round has a new
     `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
@@ -168,10 +167,10 @@ def measure(
     end = perf_counter() + seconds
     measured = Comparison(writer.dtype)
     for number in range(_MOST_ROUNDS):
-        began, plain_way, spec = perf_counter(), plain_spec(), new_spec()
+        began, spec = perf_counter(), new_spec()
         # The second run may find the processor's caches warm, so the order alternates.
-        turns = (plain_way, spec) if number % 2 == 0 else (spec, plain_way)
-        answers: dict[SelfSpec | None, list[Answer]] = {plain_way: [], spec: []}
+        turns = (None, spec) if number % 2 == 0 else (spec, None)
+        answers: dict[SelfSpec | None, list[Answer]] = {None: [], spec: []}
         are_packed: dict[SelfSpec | None, bool] = {}
         for turn in turns:
             are_packed[turn] = packed(writer, is_wanted=turn is not None)
@@ -184,8 +183,8 @@ def measure(
                 if turn is spec:
                     before = measured.stats.get(question.name, GenerationStats())
                     measured.stats[question.name] = before + spec.stats
-        measured.add([question.name for question, _ in prompts], answers[plain_way], answers[spec])
-        measured.packs = are_packed[spec] and not are_packed[plain_way]
+        measured.add([question.name for question, _ in prompts], answers[None], answers[spec])
+        measured.packs = are_packed[spec] and not are_packed[None]
         now = perf_counter()
         if measured.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break

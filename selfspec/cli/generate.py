@@ -13,7 +13,7 @@ from selfspec.cli.messages import harmless, say, working
 from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
 from selfspec.cli.writer import load_writer
 from selfspec.errors import CliError
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import show_log
-from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
+from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.config import ROUNDED
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.hub import MODEL_FILES, ask_once, check_model_name, find_file
@@ -24,10 +24,10 @@ def check_options(options: ModelOptions) -> None:
     """Refuses names and amounts that can't be right, without torch. Shows the log from now on."""
     show_log(options.verbose)
     names = {"MODEL": options.model}
-    if isinstance(options, RunOptions) and options.max_memory is not None:
-        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
-    if isinstance(options, DraftOptions):
+    if isinstance(options, RunOptions):
         names["--draft-model"] = None if options.draft_model in ROUNDED else options.draft_model
+        if options.max_memory is not None:
+            amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
     for option, name in names.items():
         if name is not None:
             check_model_name(name, option)
@@ -64,11 +64,8 @@ def memory_note(options: RunOptions) -> str | None:
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
     has_less = options.max_memory is not None or options.weights is not None
-    if (
-        has_less
-        or is_on_gpu
-        or (config := find_file(options.source, "config.json", fetches=False)) is None
-    ):
+    config = find_file(options.source, "config.json", fetches=False)
+    if has_less or is_on_gpu or config is None:
         return None
     try:
         needed = stored_bytes(str(config.parent), getattr(torch, options.dtype, None))

@@ -5,6 +5,7 @@ A field's text in `--help` is the string below it; what a knob does is written i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from cyclopts.types import NonNegativeFloat, PositiveInt
 from cyclopts.validators import Number
 from docstring_parser import parse
 
@@ -28,9 +28,26 @@ Model = Annotated[str, Parameter(help="Folder or Hub id of a language model.")]
 # A flag such as --full has no --no-full.
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_default=False)]
+
+
+def _whole(_type: Any, tokens: Any) -> int:
+    value = tokens[0].value
+    try:
+        return int(value)
+    except ValueError:  # cyclopts would take 1.5 as 2.
+        raise ValueError(f"it must be a whole number (got {value!r})") from None
+
+
+def whole_number(least: int, *, below: int | None = None) -> Parameter:
+    return Parameter(converter=_whole, validator=Number(gte=least, lt=below))
+
+
+Positive = Annotated[int, whole_number(1)]
+NotNegative = Annotated[int, whole_number(0)]
+Temperature = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
 _Place = Annotated[str, Parameter(group=_MODEL, show_default=False)]
 _Kept = Annotated[str | None, Parameter(group=_MODEL)]
-_Seed = Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))]
+_Seed = Annotated[int, whole_number(0, below=2**63)]
 _Bits = Literal["int8", "int4"] | None
 _Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -63,7 +80,7 @@ class ModelOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ModelOptions):
-    """The same with memory, weights and a cache, for commands that run the model."""
+    """The same with memory, weights and what drafts, for commands that run the model."""
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
@@ -71,29 +88,29 @@ class RunOptions(ModelOptions):
     """int8, int4: rounded to 8 or 4 bits, which is another text."""
     cache: _Kept = None
     """A cache of 'selfspec cache build': file or Hub id."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions(RunOptions):
-    """The same with a draft model, and a file that is kept for later runs."""
-
-    remember: _Kept = None
-    """Start from, and add to, this file: pieces of texts."""
     draft_model: _Kept = None
     """A small model that drafts too; int4 or int8: the model itself, rounded."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions(DraftOptions):
+class LearnOptions(RunOptions):
+    """The same with a file that is kept for later runs."""
+
+    remember: _Kept = None
+    """Start from, and add to, this file: pieces of texts."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(LearnOptions):
     """The same with what decides which text is written."""
 
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     """0: the likeliest token. Default: the model's own."""
     seed: _Seed | None = None
     """Same seed, same text. Default: a new one each time."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: Positive = 512
     """The most new tokens of an answer."""
 
 
@@ -130,7 +147,7 @@ def _knob(name: str, values: Sequence[str] = (), **how: Any) -> Parameter:
 class Knobs:
     """The knobs that a command takes, as in `SpecConfig`; the others are for comparisons."""
 
-    max_nodes: Annotated[int, _knob("max_nodes")] = SpecConfig.max_nodes
+    max_nodes: Annotated[int, _knob("max_nodes", converter=_whole)] = SpecConfig.max_nodes
     budget: Annotated[Literal["measured", "fixed"], _knob("budget", ("measured", "fixed"))] = (
         "measured"
     )

@@ -16,7 +16,8 @@ from selfspec.errors import unknown_name
 from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.messages import FilledText, Messages
 from selfspec.serving.responses import Responses
-from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
+from selfspec.serving.schema import Chat, Completion, TextRequest
+from selfspec.serving.settings import Settings
 
 _FORMS = ("prompt", "messages", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

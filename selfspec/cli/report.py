@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from selfspec.cli.comparison import Comparison
+from selfspec.config import ROUNDED
 
 if TYPE_CHECKING:
     from selfspec.cli.options import WriteOptions
@@ -27,6 +28,8 @@ def print_report(
     console.print(table_of(measured))
     if measured.total.num_drafts:
         console.print(f"{measured.total.acceptance}.")
+    if reason := measured.total.draft_model_reason:
+        console.print(Text(f"The draft model drafted little or nothing: {reason}."), soft_wrap=True)
     console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
     console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
@@ -82,11 +85,18 @@ def python_lines(options: WriteOptions, measured: Comparison, *, sees: bool = Fa
     if options.weights is not None:
         more = ", sees=True" if sees else ""
         load = f'selfspec.load("{options.model}", weights="{options.weights}"{more})'
-    spec = "SelfSpec()"
+    name, drafts = options.draft_model, ""
+    lines = [f"model = {load}"]
+    if name is not None:
+        drafts = f'draft_model="{name}"' if name in ROUNDED else "draft_model=small"
+    if name is not None and name not in ROUNDED:
+        lines.append(f'small = AutoModelForCausalLM.from_pretrained("{name}")')
+    spec = f"SelfSpec({drafts})"
     if options.cache is not None:
-        spec = f'SelfSpec.from_pretrained("{options.cache}", tokenizer=tokenizer)'
+        more = f", {drafts}" if drafts else ""
+        spec = f'SelfSpec.from_pretrained("{options.cache}", tokenizer=tokenizer{more})'
     packs = ", pack=True" if measured.packs else ""
-    return [f"model = {load}", f"selfspec.attach(model, selfspec.{spec}{packs})"]
+    return [*lines, f"selfspec.attach(model, selfspec.{spec}{packs})"]
 
 
 def about_texts(measured: Comparison, is_wrong: bool) -> str:

@@ -9,12 +9,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import NonNegativeInt, PositiveInt
-from cyclopts.validators import Number
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say
-from selfspec.cli.options import DraftOptions, Knobs, Model, WriteOptions
+from selfspec.cli.options import (
+    Knobs,
+    LearnOptions,
+    Model,
+    NotNegative,
+    Positive,
+    WriteOptions,
+    whole_number,
+)
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 _LOCAL = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
 _WILDCARDS = ("0.0.0.0", "::", "")  # Each means all addresses of this machine.
 
-_Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
+_Port = Annotated[int, whole_number(1, below=1 << 16)]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 _Key = Annotated[str | None, Parameter(env_var="SELFSPEC_API_KEY")]
 
@@ -46,9 +52,9 @@ class Listening:
     """Another name for this machine in requests."""
     allow_origin: _Names = ()
     """A web site whose pages may send requests."""
-    max_rows: PositiveInt = 16
+    max_rows: Positive = 16
     """Texts written at the same time."""
-    max_waiting: NonNegativeInt = 256
+    max_waiting: NotNegative = 256
     """Texts that may wait; then 503."""
     max_kv_memory: str | None = None
     """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
@@ -91,7 +97,7 @@ def serve(
     *,
     name: str | None = None,
     listening: Listening = Listening(),
-    options: DraftOptions = DraftOptions(),
+    options: LearnOptions = LearnOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Serve a model over HTTP, with OpenAI's protocol, to many clients at once.
@@ -131,7 +137,7 @@ def serve(
 
 
 def _model_thread(
-    options: DraftOptions, listening: Listening, config: SpecConfig
+    options: LearnOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, Writer]:
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread

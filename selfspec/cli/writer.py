@@ -213,7 +213,7 @@ class Writer:
         return max(left, set_aside)
 
     def _choice(self) -> dict[str, Any]:
-        from selfspec.serving.schema import choice_of
+        from selfspec.serving.settings import choice_of
 
         temperature = self.options.temperature
         return {} if temperature is None else choice_of(temperature)

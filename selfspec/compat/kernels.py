@@ -41,10 +41,10 @@ def reordered(weight: torch.Tensor) -> Any:
 
 
 def reordered_product(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-    outcome: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
         x, packed, bias, "none", [], ""
     )
-    return outcome
+    return product
 
 
 def float16_packed(weight: torch.Tensor) -> object:
@@ -57,8 +57,8 @@ def float16_packed(weight: torch.Tensor) -> object:
 
 
 def float16_product(x: torch.Tensor, packed: object) -> torch.Tensor:
-    outcome: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
-    return outcome
+    product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return product
 
 
 def float16_unpacked(packed: object) -> torch.Tensor:
@@ -84,10 +84,10 @@ def int8_vnni_product(
     Each row of the weights has a scale, and an int64 zero that says where its 0 is. Sums are whole
     numbers.
     """
-    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
+    product: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
         x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    return outcome
+    return product
 
 
 def int8_product(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -95,17 +95,17 @@ def int8_product(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -
 
     Without it, no model is loaded with weights in 8 bits. 16 must divide I: else torch crashes.
     """
-    outcome: torch.Tensor = torch.ops.aten._weight_int8pack_mm.default(x, numbers, scales)
-    return outcome
+    product: torch.Tensor = torch.ops.aten._weight_int8pack_mm.default(x, numbers, scales)
+    return product
 
 
 def int4_product(
     x: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor
 ) -> torch.Tensor:
     """The same with packed numbers of 4 bits; `scales` (groups, O, 2) has zero points too."""
-    product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
-    outcome: torch.Tensor = product(x, packed, group, scales)
-    return outcome
+    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    product: torch.Tensor = multiply(x, packed, group, scales)
+    return product
 
 
 def int4_packed(numbers: torch.Tensor) -> torch.Tensor:

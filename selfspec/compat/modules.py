@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
-from selfspec.compat.origins import NOT_IN_STEPS
+from selfspec.compat.authors import NOT_IN_STEPS
 from selfspec.compat.swapped import swapped
 
 # What `to()`, `float()`, `cuda()` and the like call on all modules; there is no public hook.
@@ -221,22 +221,22 @@ def modules_of(model: nn.Module) -> Modules:
             tensors += (*module.parameters(), *module.buffers())
             continue
         attributes = module.__dict__.copy()  # Another thread's forward may change it meanwhile.
-        for own_name, part in attributes["_modules"].items():
+        for part_name, part in attributes["_modules"].items():
             if part is not None and id(part) not in names:
-                names[id(part)] = f"{name}.{own_name}" if name else own_name
+                names[id(part)] = f"{name}.{part_name}" if name else part_name
                 parts.append(part)
         values = attributes.values()
         numbers += [value for value in values if type(value) is int]
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
         functions: set[str] = set()
         if any(map(callable, values)):  # Hardly any module has some.
-            functions = {own for own, value in attributes.items() if callable(value)}
+            functions = {attribute for attribute, value in attributes.items() if callable(value)}
         if hooks or functions - NOT_IN_STEPS:
             hooked.append((name, module))
         if _is_compiled(attributes) and module is not model:  # The whole model runs as it is.
             state.append(_INSIDE_COMPILED)
-        for own in (attributes["_parameters"], attributes["_buffers"]):
-            tensors += [tensor for tensor in own.values() if tensor is not None]
+        for named in (attributes["_parameters"], attributes["_buffers"]):
+            tensors += [tensor for tensor in named.values() if tensor is not None]
         if kind not in _CONTAINERS:
             state += [value for value in values if type(value) in _SWITCHES]
             if "_disable_adapters" in attributes or hasattr(kind, "_disable_adapters"):

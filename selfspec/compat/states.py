@@ -1,13 +1,16 @@
-"""The running states in the cache layers of recurrent and hybrid models of transformers.
+"""The running states of recurrent and hybrid models: in cache layers, and what moves them on.
 
 A layer may hold states alone, or states and also keys and values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import unwrap
 from math import inf
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +28,19 @@ from transformers.cache_utils import (
 StatePlace = tuple[int, str, int]  # A layer's index, the name of its states, and a number.
 CONVOLUTION = "conv_states"
 STATE_NAMES = (CONVOLUTION, "recurrent_states")  # The attributes of a layer that hold states.
+
+# What each function does, by its name in the module that defines a layer. A name that is gone
+# means that its models get chains in place of trees.
+ROLES = {
+    "causal_conv1d_fn": "convolution",
+    "causal_conv1d_update": "convolution step",
+    "chunk_kimi_delta_attention": "delta rule",
+    "mamba2_chunk_scan": "scan",
+    "mamba2_selective_state_update": "scan step",
+    "recurrent_kimi_delta_attention": "delta rule",
+    "torch_chunk_gated_delta_rule": "delta rule",
+    "torch_recurrent_gated_delta_rule": "delta rule",
+}
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
@@ -177,3 +193,23 @@ def _has_states(layer: CacheLayerMixin) -> bool:
 
 def _has_window(layer: CacheLayerMixin) -> bool:
     return _has_states(layer) and isinstance(layer, DynamicSlidingWindowLayer)
+
+
+def state_functions(modules: Iterable[nn.Module]) -> tuple[tuple[ModuleType, str], ...]:
+    """The Python modules that define the layers of a model, with such functions in them."""
+    return tuple(dict.fromkeys(_state_functions(modules)))
+
+
+def calls_state_functions(owner: type) -> bool:
+    """Does a method of this class call such a function, so that its layers keep running states?"""
+    methods = (unwrap(x) for x in vars(owner).values() if isinstance(x, FunctionType))
+    names = (name for method in methods for name in method.__code__.co_names)
+    return any(name in ROLES for name in names)
+
+
+def _state_functions(modules: Iterable[nn.Module]) -> Iterator[tuple[ModuleType, str]]:
+    for name in {type(part).__module__ for part in modules}:
+        module = sys.modules.get(name)
+        for function in ROLES:
+            if module is not None and callable(vars(module).get(function)):
+                yield module, function

@@ -1,4 +1,4 @@
-"""Columns of keys and values that leave stock layers or slots, and enter stock layers again.
+"""Columns of keys and values, out of transformers' layers or slots and back into layers.
 
 Knows layers and columns; not whose text they are of, nor how long they are kept.
 """
@@ -65,13 +65,13 @@ def layers_reason(cache: Cache, num_layers: int) -> str | None:
 
 
 def first_needed(layer: CacheLayerMixin, length: int) -> int:
-    """The first column that a stock layer holds of a text of some length."""
+    """The first column that a layer of transformers' cache holds of a text of some length."""
     is_windowed = isinstance(layer, DynamicSlidingWindowLayer)
     return max(length - int(layer.sliding_window) + 1, 0) if is_windowed else 0
 
 
 def text_kv_in(cache: Cache) -> TextKV:
-    """What a stock cache holds of its one text."""
+    """What a cache of transformers holds of its one text."""
     columns = {
         (index, name): getattr(layer, name)
         for index, layer in enumerate(cache.layers)
@@ -83,7 +83,7 @@ def text_kv_in(cache: Cache) -> TextKV:
 
 
 def fill(cache: Cache, beginning: Beginning) -> None:
-    """Lets an empty stock cache hold the beginning of a text, as if it had read it.
+    """Lets an empty cache of transformers hold the beginning of a text, as if it had read it.
 
     Reading on makes new tensors of columns, and leaves these as they are. States are copied.
     """

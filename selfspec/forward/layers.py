@@ -134,7 +134,7 @@ def layers_for(
 
 
 def take_over(layers: Sequence[Any], states: States) -> None:
-    """Lets stock layers show the states of their rows, and write nothing to them."""
+    """Lets transformers' layers show the states of their rows, and write nothing to them."""
     of_layers = states_by_place(layers)
     num_rows = max(map(len, of_layers.values()), default=0)
     states.add(layers, 0, num_rows)

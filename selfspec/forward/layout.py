@@ -142,8 +142,8 @@ def hiding(
 ) -> dict[str, Window | None]:
     """The windows of a forward, without those that hide nothing from any of its queries.
 
-    A type that needs no mask at all has None. In most plain steps no type needs one, and stock's
-    attention computes them as it does without selfspec.
+    A type that needs no mask at all has None. In most plain steps no type needs one, and
+    transformers' attention computes them as it does without selfspec.
     """
     last_column = forward.front + width - 1  # No query has a higher column.
     needs_none = width == 1 and not has_padding and min(forward.lengths) == forward.front

@@ -1,9 +1,9 @@
 """Reads a prompt, whole or in parts, into the KV cache on which drafts go on.
 
-Stock asks the model only for the logits of the last token, and so do we. A hook keeps the hidden
-states that enter the output head, so that the head can be run again over the last of them. The
-logits of the whole prompt are never held at once, and the first token is chosen from exactly the
-logits that stock would have.
+transformers asks the model only for the logits of the last token, and so do we. A hook keeps the
+hidden states that enter the output head, so that the head can be run again over the last of them.
+The logits of the whole prompt are never held at once, and the first token is chosen from exactly
+the logits that transformers would have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PART_OF_LOGITS = 128
 OnLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
 
 
-def given_positions(
+def plain_positions(
     model: PreTrainedModel,
     input_ids: torch.Tensor,  # (B, P)
     arguments: dict[str, Any],  # those of the step that reads the token after these
@@ -74,7 +74,7 @@ def prompt_placing_reason(
     if not (_is_padded(arguments) or other_inputs(arguments)):
         return None
     arguments = update_arguments(model, dict(arguments))
-    return placing_reason(given_positions(model, input_ids, arguments), arguments)
+    return placing_reason(plain_positions(model, input_ids, arguments), arguments)
 
 
 def _is_padded(arguments: dict[str, Any]) -> bool:
@@ -86,7 +86,7 @@ def next_positions(
     model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
 ) -> torch.Tensor:
     """(..., B, 1): the position ids of the rows' next tokens; columns, where none are given."""
-    positions = given_positions(model, input_ids, arguments)
+    positions = plain_positions(model, input_ids, arguments)
     if positions is None:
         positions = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
     # Of several, the last one: Phi-3 reads all again where its rotary factors change.
@@ -138,8 +138,8 @@ class Prefilled:
 class PromptPlan:
     """What is read of one call.
 
-    It goes through the model as with stock, whose own code splits what it splits. The parts of a
-    longer one go through it as with stock's `prefill_chunk_size`.
+    It goes through the model as with transformers, whose own code splits what it splits. The parts
+    of a longer one go through it as with transformers' `prefill_chunk_size`.
     """
 
     model: PreTrainedModel

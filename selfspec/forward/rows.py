@@ -20,5 +20,5 @@ class KVRow:
     start: int = 0  # Its first column that counts.
     position: NDArray[Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
     place: int = 0  # The row of slots that belongs to it.
-    # Of each attention type, the first column that the prompt has left in stock's layers.
+    # Of each attention type, the first column that the prompt has left in transformers' layers.
     first_columns: dict[str, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Preallocated slots for keys and values: one large tensor for several layers that are alike.
 
 So keeping a path takes a few copies for every such tensor, not for every layer. Knows columns,
-slots and stock's cache layers; not which rows there are, nor how many slots they need.
+slots and transformers' cache layers; not which rows there are, nor how many slots they need.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Slots:
         return len(self.members) * self.format.num_bytes
 
     def begin(self, layer: CacheLayerMixin, length: int, window: int) -> None:
-        """Is to hold what a stock layer does of a text of some length."""
+        """Is to hold what a layer of transformers' cache does of a text of some length."""
         is_short = window and isinstance(layer, DynamicSlidingWindowLayer)
         self.window = window if is_short else 0
         self.first = length - layer.keys.shape[2] if is_short else 0
 
     def num_in(self, layers: Sequence[CacheLayerMixin]) -> int:
-        """How many columns of a text the stock layers hold that belong here."""
+        """How many columns of a text belong here, of those that transformers' layers hold."""
         index, name = self.members[0]
         columns: torch.Tensor = getattr(layers[index], name)
         return columns.shape[2]
@@ -96,11 +96,11 @@ class Slots:
     def fill(
         self, row: int, layers: Sequence[CacheLayerMixin], length: int, *, are_new: bool
     ) -> None:
-        """Moves the last columns of a text of some length out of stock layers, from a row on.
+        """Moves the last columns of a text of some length out of their layers, from a row on.
 
-        Each stock tensor is freed at once, so that a text is not there twice for long. Slots that
-        are not new are emptied around the columns, since an earlier row may have left a NaN. Not
-        before: the columns may be views of these slots, if an earlier try broke off.
+        Each of their tensors is freed at once, so that a text is not there twice for long. Slots
+        that are not new are emptied around the columns, since an earlier row may have left a NaN.
+        Not before: the columns may be views of these slots, if an earlier try broke off.
         """
         for member, (index, name) in enumerate(self.members):
             columns: torch.Tensor = getattr(layers[index], name)
@@ -116,16 +116,16 @@ class Slots:
     def give_back(
         self, layers: Sequence[CacheLayerMixin], rows: slice, length: int, *, copies: bool
     ) -> None:
-        """Lets the stock layers that were emptied hold some rows' first `length` columns."""
+        """Lets transformers' layers that were emptied hold some rows' first `length` columns."""
         for member, (index, name) in enumerate(self.members):
-            stock, start, end = layers[index], 0, length - self.first
-            if getattr(stock, name).numel():  # It was not moved yet.
+            theirs, start, end = layers[index], 0, length - self.first
+            if getattr(theirs, name).numel():  # It was not moved yet.
                 continue
-            if isinstance(stock, DynamicSlidingWindowLayer):
-                start = max(end - stock.sliding_window + 1, 0)
-                stock.cumulative_length = length
+            if isinstance(theirs, DynamicSlidingWindowLayer):
+                start = max(end - theirs.sliding_window + 1, 0)
+                theirs.cumulative_length = length
             columns = self.tensor[member, rows, :, start:end]
-            setattr(stock, name, columns.clone() if copies else columns)
+            setattr(theirs, name, columns.clone() if copies else columns)
 
 
 def new_slots(format: Format, num_members: int, num_rows: int, capacity: int) -> torch.Tensor:

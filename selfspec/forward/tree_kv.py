@@ -1,9 +1,9 @@
 """The keys and values of some rows while drafting, with room after them for trees.
 
 This module and `slots` hold all that depends on transformers' cache API. A prompt's forward fills a
-stock cache as always. `TreeKV.add` moves its contents into slots, on which drafting works, and
-`release` gives them back as if stock decoding had filled the cache. A policy of `sizes` says how
-many slots there are.
+transformers' cache as always. `TreeKV.add` moves its contents into slots, on which drafting works,
+and `release` gives them back as if plain decoding had filled the cache. A policy of `sizes` says
+how many slots there are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TreeKV:
         self.cache = DynamicCache()
         self.cache.layers = layers_for(attention.by_layer, attention.states, self)
         self.attention = attention
-        self._stock_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
+        self._their_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
         self._members: dict[Format, list[Member]] = {}
         self._parts: list[Slots] = []
         self._generation = 0
@@ -119,7 +119,7 @@ class TreeKV:
         return num_keys
 
     def add(self, cache: Cache, rows: Sequence[KVRow], others: Sequence[KVRow] = ()) -> None:
-        """Moves what a prompt has put into a stock cache to places after others', and empties it.
+        """Moves what a prompt has put into its cache to places after others', and empties that.
 
         On any exception, the cache and the other rows are unchanged.
         """
@@ -142,7 +142,7 @@ class TreeKV:
             raise
         for place, row in enumerate(rows, first):
             row.place, row.first_columns = place, firsts
-        self.rows, self._stock_layers, self._end = everyone, layers, max(self._end, front)
+        self.rows, self._their_layers, self._end = everyone, layers, max(self._end, front)
 
     def reserve(
         self, rows: Sequence[KVRow], width: int, num_rows: int | None = None
@@ -229,13 +229,13 @@ class TreeKV:
         self.rows = list(rows)
 
     def release(self, *, fills: bool = True) -> None:
-        """Gives the stock cache its contents back if anybody gets it, and forgets all rows.
+        """Gives transformers' cache its contents back if anybody gets it, and forgets all rows.
 
         Rows differ in length only after an error; then the cache has that of the shortest row.
         """
         if fills and self.rows:
             self._settle()
-            layers, places = self._stock_layers, slice(0, len(self.rows))
+            layers, places = self._their_layers, slice(0, len(self.rows))
             length = min(row.num_columns for row in self.rows)
             for part in self._parts:  # Slots that outlive the call are copied.
                 part.give_back(layers, places, length, copies=self.policy.is_fixed)
@@ -244,7 +244,7 @@ class TreeKV:
 
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
-        self.rows, self._stock_layers, self.visible = (), [], None
+        self.rows, self._their_layers, self.visible = (), [], None
         self.forward, self._shown, self._end, self._due = _NO_FORWARD, None, 0, _Due()
         if not self.policy.is_fixed:
             self._parts, self._members = [], {}

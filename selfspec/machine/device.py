@@ -168,7 +168,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 @contextmanager
-def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None]:
+def seeded(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None]:
     """Inside, the CPU and `devices` draw from `seed`; after it, their generators are as before.
 
     With None they are not seeded. `torch.manual_seed` would seed every CUDA device.

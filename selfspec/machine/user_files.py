@@ -55,11 +55,11 @@ def locked(lock: Path, *, max_wait: float = 0.0, mode: int = 0o644) -> Iterator[
     from filelock import FileLock
 
     try:
-        held = FileLock(lock, timeout=max_wait, mode=mode).acquire()
+        taken = FileLock(lock, timeout=max_wait, mode=mode).acquire()
     except TimeoutError:  # It is filelock's word for a file that can't be opened, too.
         lock.open("ab").close()
         raise
-    with held:
+    with taken:
         yield
 
 

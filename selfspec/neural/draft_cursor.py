@@ -69,12 +69,12 @@ class DraftCursor(Cursor):
     def __init__(self, text: DraftText, row: RowStart, top_k: int, worth: SourceWorth) -> None:
         self._text, self._top_k, self._worth = text, top_k, worth
         self._budget, self._draws = row.budget, row.draws
-        self._is_asked = True  # In this step.
+        self._may_run = True  # In this step.
         self._named: dict[Path, list[Candidate]] = {}
 
     def prepare(self) -> None:
-        self._is_asked = self._worth.should_ask(self._budget)
-        if self._is_asked:
+        self._may_run = self._worth.should_ask(self._budget)
+        if self._may_run:
             self._text.prepare(self._budget)
 
     def root(self) -> Path:
@@ -85,7 +85,7 @@ class DraftCursor(Cursor):
 
     def read(self, state: Path, score: float) -> None:
         """Reads a path to its end, if that pays."""
-        is_worth_it = self._is_asked and self._worth.pays(self._budget, score)
+        is_worth_it = self._may_run and self._worth.pays(self._budget, score)
         if state in self._named or not is_worth_it:
             return
         start = perf_counter()

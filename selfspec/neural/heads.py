@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from selfspec.compat.heads import load_heads, new_kv_of_heads, num_heads, read_by_heads
 from selfspec.draft.sources.source import Cursor, RowStart, Source, nothing
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.machine.device import own_seed, upload
+from selfspec.machine.device import seeded, upload
 from selfspec.machine.memory import free_memory
 from selfspec.records import (
     HEADS,
@@ -62,7 +62,7 @@ def _loaded(model: PreTrainedModel, number: int) -> Any | str:
     num_bytes, free = number * sum(weight.nbytes for weight in last), free_memory(last[0].device)
     if num_bytes > _SHARE_OF_FREE * free:
         return f"they take {num_bytes:,} bytes, more than a quarter of the free memory"
-    with own_seed(None, [last[0].device]):  # Making modules may draw random numbers.
+    with seeded(None, [last[0].device]):  # Making modules may draw random numbers.
         heads = load_heads(model)
     heads.layers.to(last[0].device, model.dtype).eval()  # The rest of it is the model's own.
     HeadText(heads, [0, 0], last[0].new_zeros(2, heads.config.hidden_size)).chain(0, 1)

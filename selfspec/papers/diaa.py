@@ -38,10 +38,11 @@ from numpy.typing import NDArray
 
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.draft.sources import RowStart, Source
+from selfspec.draft.sources.source import LastTokensCursor
 from selfspec.draft.tree import TreeGrower, TreePlace
 from selfspec.errors import ConfigError
-from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.records import Candidate, Evidence, TopK
 
 FINE = 4096  # A probability is evidence as a whole number of these parts.
 
@@ -94,8 +95,8 @@ class Tables(Source):
         self._k = k
         self._rows: dict[int, list[tuple[int, float]]] = {}
 
-    def open(self, row: RowStart) -> TablesCursor:
-        return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1)
+    def open(self, row: RowStart) -> LastTokensCursor:
+        return LastTokensCursor(self, row.prompt_ids, 1)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Takes in what the model predicted after the last tokens."""
@@ -104,11 +105,12 @@ class Tables(Source):
             entries = zip(ids[: self._k], probabilities, strict=False)
             self._rows[token] = [(next_, p) for next_, p in entries if next_ >= 0]
 
-    def next_tokens(self, token: int) -> list[Candidate]:
+    def next_tokens(self, last: tuple[int, ...]) -> list[Candidate]:
         """The row of a token."""
+        row = self._rows.get(last[0], ()) if last else ()
         return [
             (next_, Evidence(self.name, rank=rank, probability_bin=round(p * FINE)))
-            for rank, (next_, p) in enumerate(self._rows.get(token, ()), start=1)
+            for rank, (next_, p) in enumerate(row, start=1)
         ]
 
     def copy(self) -> Tables:
@@ -129,25 +131,6 @@ class Tables(Source):
         """The warm-up."""
         pairs = arrays["tokens"].astype(np.int64)[:, None]
         self.observe_pairs(pairs, TopK(arrays["ids"], arrays["probabilities"]))
-
-
-class TablesCursor(Cursor):
-    """The end of one row's text, which is its last token."""
-
-    def __init__(self, tables: Tables, last: int) -> None:
-        self._tables, self._last = tables, last
-
-    def root(self) -> int:
-        return self._last
-
-    def expand(self, state: int) -> list[Candidate]:
-        return self._tables.next_tokens(state)
-
-    def follow(self, state: int, token: int) -> int:
-        return token
-
-    def observe(self, record: StepRecord) -> None:
-        self._last = record.committed_ids[-1]
 
 
 def recorded(evidence: Evidence) -> float:

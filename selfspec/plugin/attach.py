@@ -24,7 +24,7 @@ from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
 from selfspec.plugin.loop import loop_for
 from selfspec.plugin.parts import new_draft_model
-from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
+from selfspec.plugin.refusals import CallArguments, Consequence, overrides_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 from selfspec.weights import pack as pack_weights
@@ -149,11 +149,11 @@ def hub_folder() -> Path:
 def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     # Read once, since another thread may detach the model meanwhile.
     attachment = vars(model).get(_ATTACHMENT) or Attachment()
-    stock = attachment.method or _of_class(model, "generate")
+    plain_generate = attachment.method or _of_class(model, "generate")
     assistant, is_named = _chosen(attachment, kwargs)
     if assistant is None:
-        return stock(*args, **kwargs)
-    if args and not has_own_generate(model):
+        return plain_generate(*args, **kwargs)
+    if args and not overrides_generate(model):
         args, kwargs = (), _named(args, kwargs)
     try:
         if not is_named:
@@ -163,10 +163,10 @@ def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         if is_named:
             raise
         _warn(assistant, model, refused)
-        for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
+        for name in ("prediction", "max_nodes"):  # transformers knows neither.
             kwargs.pop(name, None)
-        return stock(*args, **kwargs)
-    return stock(*args, custom_generate=replace(loop, is_default=not is_named), **ready)
+        return plain_generate(*args, **kwargs)
+    return plain_generate(*args, custom_generate=replace(loop, is_default=not is_named), **ready)
 
 
 @functools.wraps(generate_batch_of_class)
@@ -222,7 +222,7 @@ def _check_for_default(
 ) -> None:
     """Refuses what a default assistant leaves to transformers."""
     draft_model = assistant.draft_model
-    if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
+    if reason := reason_for(Consequence.ASIDE, CallArguments(model, kwargs, draft_model)):
         raise UnsupportedError(reason)
     if draft_model is not None and not isinstance(draft_model, str):
         new_draft_model(draft_model, inside_wrappers(model), 1, 1, assistant.runner)
@@ -237,4 +237,6 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_assistant(assistant: Any) -> None:
     if not isinstance(assistant, SelfSpec):
-        raise AttachError(f"assistant must be a SelfSpec (got {shown(assistant)})")
+        raise AttachError(
+            f"assistant must be a SelfSpec (got {shown(assistant)}); make one with SelfSpec()"
+        )

@@ -25,14 +25,13 @@ from selfspec.compat.generation import (
 )
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
-from selfspec.plugin.parts import new_draft_model
-from selfspec.plugin.predictions import as_ids, predictions_of
-from selfspec.plugin.refusals import Arguments, Outcome, reason_for, refuse_prepared, route
+from selfspec.plugin.parts import as_ids, new_draft_model, predictions_of
+from selfspec.plugin.refusals import CallArguments, Consequence, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Call, Prompt
 from selfspec.row import Streamer, output_of
 from selfspec.row_rules import length_limit
-from selfspec.session import write
+from selfspec.session import decode
 from selfspec.stats import GenerationStats
 
 
@@ -50,8 +49,8 @@ class Loop:
     prediction: Any  # Token ids of one text for all prompts, or a list with those of one for each.
     max_nodes: int  # of the trees of this call
     is_default: bool = False  # Did the call not name the assistant?
-    # Gets the call before anybody knows how it is decoded. Without it, the texts are written.
-    then: Callable[[Call], Any] | None = None
+    # Gets the call in place of decoding it.
+    on_call: Callable[[Call], Any] | None = None
 
     def __call__(
         self,
@@ -96,24 +95,24 @@ class Loop:
             stats=GenerationStats(num_calls=1),
         )
         call.stats.spend("prepare", perf_counter() - start)
-        if self.then is not None:
-            return self.then(call)
+        if self.on_call is not None:
+            return self.on_call(call)
         prompt = routed(call, spec)
-        write(prompt, spec)
+        decode(prompt, spec)
         return _result_of(prompt)
 
 
 def loop_for(
     spec: SelfSpec, model: PreTrainedModel, arguments: Mapping[str, Any]
 ) -> tuple[Loop, dict[str, Any]]:
-    """The loop of a call, and the arguments that are left for stock's `generate()`.
+    """The loop of a call, and the arguments that are left for transformers' `generate()`.
 
     Refuses what can't be served. A prediction has become token ids, and `stop_strings` a stopping
-    criterion, unless the caller gave one. Without a tokenizer they stay, so that stock raises its
-    own error.
+    criterion, unless the caller gave one. Without a tokenizer they stay, so that transformers
+    raises its own error.
     """
-    call = Arguments(model, arguments)
-    if reason := reason_for(Outcome.REFUSED, call):
+    call = CallArguments(model, arguments)
+    if reason := reason_for(Consequence.REFUSED, call):
         raise UnsupportedError(reason)
     ready = dict(arguments)
     tokenizer, draft_model = ready.pop("tokenizer", None), ready.pop("assistant_model", None)
@@ -151,7 +150,7 @@ def routed(call: Call, spec: SelfSpec) -> Prompt:
 
 
 def _result_of(prompt: Prompt) -> Any:
-    """What stock's own loop has returned, or the same of rows that were drafted for."""
+    """What transformers' own loop has returned, or the same of rows that were drafted for."""
     if prompt.route.support.mode == "plain":
         return prompt.result.output
     config, rows = prompt.generation_config, prompt.result.rows

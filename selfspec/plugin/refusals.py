@@ -25,10 +25,10 @@ from selfspec.config import ROUNDED
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer, missing_inputs_reason
 from selfspec.prompt import Call, Route, SeenCall
-from selfspec.row_rules import looks_at_rows, row_stops
+from selfspec.row_rules import are_row_wise, row_stops
 
 
-class Outcome(Enum):
+class Consequence(Enum):
     REFUSED = "an error, with the fix"
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
     PLAIN = "decoded plainly, with the reason in the statistics"
@@ -36,7 +36,7 @@ class Outcome(Enum):
     MOVES_TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
 
 
-class Arguments(NamedTuple):
+class CallArguments(NamedTuple):
     """What a `generate()` call is asked for, before transformers has prepared it."""
 
     model: PreTrainedModel
@@ -44,7 +44,7 @@ class Arguments(NamedTuple):
     draft_model: Any = None  # of the assistant
 
     def setting(self, name: str) -> Any:
-        """What stock takes: the argument, else the config of the call, else that of the model."""
+        """The argument, else what the config of the call says, else that of the model."""
         if name in self.arguments:
             return self.arguments[name]
         configs = (self.arguments.get("generation_config"), self.model.generation_config)
@@ -55,16 +55,16 @@ class Arguments(NamedTuple):
 class Rule(NamedTuple):
     """Applies if `looks_at(call)` is truthy; its value is formatted into `reason`.
 
-    `looks_at` gets `Arguments` before transformers has prepared a call, and then a `SeenCall`.
+    `looks_at` gets `CallArguments` before transformers has prepared a call, and then a `SeenCall`.
     """
 
     looks_at: Callable[[Any], Any]
     reason: str = "{}"
 
 
-def reason_for(outcome: Outcome, call: Any) -> str | None:
-    """What the first rule with this outcome says of a call; None if none applies."""
-    for rule in RULES[outcome]:
+def reason_for(consequence: Consequence, call: Any) -> str | None:
+    """What the first rule with this consequence says of a call; None if none applies."""
+    for rule in RULES[consequence]:
         if value := rule.looks_at(call):
             return rule.reason.format(value)
     return None
@@ -77,9 +77,9 @@ def refuse_prepared(
     model_kwargs: Mapping[str, Any],
 ) -> None:
     """Refuses what `generate()` has made of a call, where only that shows it."""
-    if has_own_generate(model):  # It may have asked for something else than its caller did.
-        call = Arguments(model, vars(generation_config))
-        if reason := reason_for(Outcome.REFUSED, call):
+    if overrides_generate(model):  # It may have asked for something else than its caller did.
+        call = CallArguments(model, vars(generation_config))
+        if reason := reason_for(Consequence.REFUSED, call):
             raise UnsupportedError(reason)
     if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
         raise UnsupportedError(  # A model would fail somewhere inside.
@@ -91,11 +91,11 @@ def refuse_prepared(
 def route(call: Call) -> Route:
     """How a call is decoded. Finding it out may take a trial of the model."""
     seen = SeenCall(**vars(call), look=look_at(call.model))
-    reason = reason_for(Outcome.PLAIN, seen)
+    reason = reason_for(Consequence.PLAIN, seen)
     if reason is not None:
         return Route(seen.look, DraftSupport("plain", reason, None), alone_reason=reason)
-    together = reason_for(Outcome.MOVES_TOGETHER, seen)
-    alone = together or reason_for(Outcome.MOVES_TOGETHER_IF_SEVERAL, seen)
+    together = reason_for(Consequence.MOVES_TOGETHER, seen)
+    alone = together or reason_for(Consequence.MOVES_TOGETHER_IF_SEVERAL, seen)
     has_other_rows = len(call.input_ids) > 1
     return Route(seen.look, seen.support, alone, alone if has_other_rows else together)
 
@@ -112,7 +112,7 @@ def _mode(name: str, what: str, off: Any) -> Rule:
     return Rule(looks_at, reason)
 
 
-def has_own_generate(model: PreTrainedModel) -> bool:
+def overrides_generate(model: PreTrainedModel) -> bool:
     """Does the class bring a `generate()` that may do with our loop what it likes?
 
     That of a PEFT wrapper is known: it passes everything on to the model inside.
@@ -128,8 +128,8 @@ def _num_processes() -> int:
     return distributed.get_world_size() if there else 1
 
 
-def _lacks_ids_for_draft_model(call: Arguments) -> bool:
-    # Without any prompt, stock makes one of the first token.
+def _lacks_ids_for_draft_model(call: CallArguments) -> bool:
+    # Without any prompt, transformers makes one of the first token.
     has_embeds = call.arguments.get("inputs_embeds") is not None
     has_ids = any(call.arguments.get(name) is not None for name in ("inputs", "input_ids"))
     reads_prompt = call.draft_model not in (None, *ROUNDED)
@@ -173,8 +173,8 @@ def _looks_at_columns(call: SeenCall) -> bool:
     return attention is None or attention.scale_period > 0
 
 
-RULES: dict[Outcome, tuple[Rule, ...]] = {
-    Outcome.REFUSED: (
+RULES: dict[Consequence, tuple[Rule, ...]] = {
+    Consequence.REFUSED: (
         _mode("num_beams", "beam search", 1),
         _mode("penalty_alpha", "contrastive search", None),
         _mode("dola_layers", "DoLa", None),
@@ -193,9 +193,9 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             "back; leave it out, or call generate() without selfspec",
         ),
     ),
-    Outcome.ASIDE: (
+    Consequence.ASIDE: (
         Rule(
-            lambda call: has_own_generate(call.model) and type(call.model).__name__,
+            lambda call: overrides_generate(call.model) and type(call.model).__name__,
             "{} has a generate() of its own",
         ),
         Rule(
@@ -208,7 +208,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_lacks_ids_for_draft_model, "a draft model must be given the prompt as token ids"),
     ),
-    Outcome.PLAIN: (
+    Consequence.PLAIN: (
         Rule(
             lambda call: call.synced_gpus,
             "synced_gpus=True lets several processes run their forwards in step",
@@ -245,7 +245,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(lambda call: call.support.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
         Rule(lambda call: missing_inputs_reason(call.model, call.input_ids, call.model_kwargs)),
     ),
-    Outcome.MOVES_TOGETHER: (
+    Consequence.MOVES_TOGETHER: (
         Rule(_verifies("chain")),
         Rule(
             lambda call: row_stops(call.stopping_criteria) is None,
@@ -253,7 +253,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_records_scores, "its scores or logits are recorded"),
     ),
-    Outcome.MOVES_TOGETHER_IF_SEVERAL: (
+    Consequence.MOVES_TOGETHER_IF_SEVERAL: (
         Rule(_looks_at_columns, "the model's attention depends on the columns of a batch"),
         Rule(
             lambda call: changes_other_rows(call.model.config, call.model_kwargs),
@@ -261,7 +261,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(lambda call: call.gives_cache_back, "its KV cache is given back"),
         Rule(
-            lambda call: not looks_at_rows(call.logits_processor),
+            lambda call: not are_row_wise(call.logits_processor),
             "a logits processor may look at other rows",
         ),
     ),

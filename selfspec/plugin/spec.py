@@ -18,13 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
-from selfspec.cache.learned_on_demand import LearnedOnDemand
+from selfspec.cache.memory_loader import DraftMemoryLoader
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
@@ -100,7 +100,7 @@ class SelfSpec:
             owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
             remembered = RememberedFile(remember, owner, saves=saves)
-        self._learned = LearnedOnDemand(
+        self._learned = DraftMemoryLoader(
             self.config,
             loaded=contents,
             remembered=remembered,
@@ -174,7 +174,7 @@ class SelfSpec:
             prompt.streamer.end()
         self._learned.save_if_due()
 
-    def learned(self, vocab_size: int) -> Learned:
+    def learned(self, vocab_size: int) -> DraftMemory:
         return self._learned.of(vocab_size)
 
     def forget(self) -> None:

@@ -14,8 +14,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.routing import APIRoute
+from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,13 +22,14 @@ from starlette.types import Receive, Scope, Send
 
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.fields import RequestError, checked, json_object
-from selfspec.serving.gate import Gate, key_check
+from selfspec.serving.gate import Gate
 from selfspec.serving.images import MAX_IMAGE_BYTES
 from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body
-from selfspec.serving.responses import ResponseForm, Responses, new_form
+from selfspec.serving.response_form import ResponseForm, new_form
+from selfspec.serving.responses import Responses
 from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
 from selfspec.serving.translator import PromptTranslator, ids_of
 
@@ -38,6 +38,12 @@ _LEAST_BODY = 1 << 20
 _BYTES_A_POSITION = 16
 _PATIENCE = 5  # At the end running answers get 5 seconds, and then error messages 5 more.
 _MAX_CONNECTIONS = 1024
+
+_TEXTS: dict[str, type[TextRequest]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completion,
+    "/v1/responses": Responses,
+}
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
@@ -105,27 +111,16 @@ def application(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, translator)
-    # Monitors ask for it without a key.
+    for path, request_type in _TEXTS.items():
+        app.add_api_route(path, routes.answering(request_type), methods=["POST"])
+    app.add_api_route("/v1/models", routes.models)
+    app.add_api_route("/v1/models/{name:path}", routes.model)
+    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     app.add_api_route("/health", routes.health, methods=["GET", "HEAD"])
-    guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
-    texts: dict[str, type[TextRequest]] = {
-        "chat/completions": Chat,
-        "completions": Completion,
-        "responses": Responses,
-    }
-    for path, request_type in texts.items():
-        guarded.add_api_route(f"/v1/{path}", routes.answering(request_type), methods=["POST"])
-    guarded.add_api_route("/v1/models", routes.models)
-    guarded.add_api_route("/v1/models/{name:path}", routes.model)
-    guarded.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
-    guarded.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
-    guarded.add_api_route("/version", lambda: {"version": version("selfspec")})
-    guarded.add_api_route("/metrics", routes.metrics)
-    guarded.add_api_route("/selfspec/stats", routes.stats)
-    app.include_router(guarded)
-    api_routes = [route for route in guarded.routes if isinstance(route, APIRoute)]
-    listed = ["GET /health", *(f"{''.join(route.methods)} {route.path}" for route in api_routes)]
-    app.add_api_route("/", lambda: {"server": "selfspec", "routes": listed})
+    app.add_api_route("/version", lambda: {"version": version("selfspec")})
+    app.add_api_route("/metrics", routes.metrics)
+    app.add_api_route("/selfspec/stats", routes.stats)
     for error_type in (HTTPException, RequestError, Exception):
         app.add_exception_handler(error_type, _error_response)
     if origins:
@@ -133,7 +128,7 @@ def application(
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]
         )
-    app.add_middleware(Gate, hosts=hosts, origins=origins)
+    app.add_middleware(Gate, hosts=hosts, origins=origins, api_key=api_key)
     return app
 
 

@@ -16,7 +16,8 @@ from selfspec.serving.fields import RequestError
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.reply_decoder import ReplyDecoder
-from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
+from selfspec.serving.schema import Chat, Completion, TextRequest
+from selfspec.serving.settings import Settings
 from selfspec.serving.translator import PromptTranslator
 
 # Gets the next tokens of a text; returns pieces to be sent now, if there are any.

@@ -48,8 +48,7 @@ class Fields(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    # Of what was answered before and comes back, that a model is not shown; and hints.
-    ignored: ClassVar[frozenset[str]] = frozenset()
+    ignored: ClassVar[frozenset[str]] = frozenset()  # They are no fault, and change nothing.
 
     @model_validator(mode="before")
     @classmethod

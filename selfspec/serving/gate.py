@@ -5,11 +5,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,29 +26,41 @@ class Gate:
     a `Host` has to be an IP address, ``localhost``, or one of `hosts`, and an `Origin` has to be
     one of `origins`. (Starlette's own middlewares know no rule for addresses, and let requests of
     other pages through; only the answers are kept from these pages.)
+
+    With an `api_key`, all but ``/health`` needs it: monitors ask for that without a key, and
+    browsers ask without it whether they may ask.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str], origins: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, hosts: Iterable[str], origins: Iterable[str], api_key: str | None
+    ) -> None:
         self._app = app
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = {origin.lower() for origin in origins}
+        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rule = self._broken_rule(Headers(scope=scope)) if scope["type"] == "http" else None
-        if rule is None:
+        if scope["type"] == "http":
             path = scope.get("path", "").rstrip("/") or "/"  # A slash at the end means nothing.
-            await self._app({**scope, "path": path}, receive, send)
-        else:
-            refused = error_body(RequestError(rule, status=403))
-            await JSONResponse(refused, 403)(scope, receive, send)
+            scope = {**scope, "path": path}
+            if refusal := self._refusal(Headers(scope=scope), scope):
+                response = JSONResponse(error_body(refusal), refusal.status)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
-    def _broken_rule(self, headers: Headers) -> str | None:
+    def _refusal(self, headers: Headers, scope: Scope) -> RequestError | None:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             rule = "Host must be localhost, an IP address, or one that --allow-host names"
-            return f"{rule} (got {', '.join(hosts)!r:.80})"
+            return RequestError(f"{rule} (got {', '.join(hosts)!r:.80})", status=403)
         if not {origin.lower() for origin in origins} <= self._origins:
-            return f"Origin must be one that --allow-origin names (got {', '.join(origins)!r:.80})"
+            got = f"(got {', '.join(origins)!r:.80})"
+            return RequestError(f"Origin must be one that --allow-origin names {got}", status=403)
+        needs_key = self._api_key is not None and scope["method"] != "OPTIONS"
+        if needs_key and scope["path"] != "/health" and not self._has_key(headers):
+            rule = "Authorization must be 'Bearer' and the server's API key"
+            return RequestError(rule, status=401, code="invalid_api_key")
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -61,15 +71,7 @@ class Gate:
         except ValueError:
             return False
 
-
-def key_check(api_key: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
-    """A dependency of routes that refuses requests without the key."""
-
-    async def check(request: Request) -> None:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(key.encode("latin-1"), api_key.encode())
-        if scheme.lower() != "bearer" or not is_right:  # The name of a scheme has no case.
-            rule = "Authorization must be 'Bearer' and the server's API key"
-            raise RequestError(rule, status=401, code="invalid_api_key")
-
-    return check
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(key.encode("latin-1"), (self._api_key or "").encode())
+        return is_right and scheme.lower() == "bearer"  # The name of a scheme has no case.

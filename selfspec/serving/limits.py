@@ -27,20 +27,20 @@ class ByteBudget:
     """The bytes that all requests share. A request that is alone may take what it needs."""
 
     def __init__(self) -> None:
-        self._held: dict[object, int] = {}  # By request.
+        self._bytes_of: dict[object, int] = {}  # By request.
         self._lock = Lock()
 
     def hold(self, request: object, num_bytes: int) -> None:
         """Gives a request this number of bytes, in place of those it had. Any thread may ask."""
         with self._lock:
-            before = self._held.pop(request, 0)
-            total = sum(self._held.values()) + num_bytes
-            if self._held and num_bytes > before and total > _MOST_BYTES:
-                self._held[request] = before
+            before = self._bytes_of.pop(request, 0)
+            total = sum(self._bytes_of.values()) + num_bytes
+            if self._bytes_of and num_bytes > before and total > _MOST_BYTES:
+                self._bytes_of[request] = before
                 rule = f"bodies and images of all requests may have {_MOST_BYTES} bytes at a time"
                 raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
             if num_bytes:
-                self._held[request] = num_bytes
+                self._bytes_of[request] = num_bytes
 
 
 async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object]) -> bytes:
@@ -66,7 +66,7 @@ async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of some work, which ends as soon as the client has gone. Its body was read."""
+    """The result of some work, which ends as soon as the client has gone. Its body was read."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from selfspec.serving.fields import Fields
 
@@ -14,21 +14,23 @@ FilledText = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class TextPart(Fields):
-    ignored = frozenset({"annotations", "cache_control"})
+class _Item(Fields):
+    """A part of a conversation. Fields that no template shows are ignored: clients send many."""
 
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextPart(_Item):
     type: Literal["text"]
     text: str
 
 
-class Address(Fields):
+class Address(_Item):
     url: str
     detail: str | None = None
 
 
-class ImagePart(Fields):
-    ignored = frozenset({"annotations", "cache_control"})
-
+class ImagePart(_Item):
     type: Literal["image_url"]
     image_url: Address
 
@@ -43,14 +45,12 @@ def text_or_parts(content: str | Sequence[TextPart | ImagePart]) -> str | list[d
     return [part.model_dump(exclude_none=True) for part in content]
 
 
-class Called(Fields):
+class Called(_Item):
     name: Name
     arguments: str  # JSON
 
 
-class ToolCall(Fields):
-    ignored = frozenset({"index"})
-
+class ToolCall(_Item):
     id: str
     type: Literal["function"] = "function"
     function: Called
@@ -65,9 +65,7 @@ class ToolCall(Fields):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-class Message(Fields):
-    ignored = frozenset({"annotations", "cache_control", "reasoning_details"})
-
+class Message(_Item):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]],
@@ -97,30 +95,27 @@ class Message(Fields):
         return message
 
 
-_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-class Function(Fields):
+class Function(_Item):
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(lambda schema: {**_OBJECT, **schema})] = (
-        _OBJECT
-    )
+    parameters: Annotated[
+        dict[str, Any],
+        AfterValidator(lambda schema: {"type": "object", **schema}),
+        Field(default={}, validate_default=True),
+    ]
     strict: bool | None = None
 
 
-class Tool(Fields):
-    ignored = frozenset({"cache_control"})
-
+class Tool(_Item):
     type: Literal["function"] = "function"
     function: Function
 
 
-class _Named(Fields):
+class _Named(_Item):
     name: Name
 
 
-class ToolChoice(Fields):
+class ToolChoice(_Item):
     type: Literal["function"]
     function: _Named
 

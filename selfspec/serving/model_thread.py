@@ -67,7 +67,6 @@ class ModelThread:
             spec,
             max_rows=max_rows,
             max_memory=max_memory,
-            short_first=True,
             pace=ReadingPace(),
             keeps_kv=True,
         )

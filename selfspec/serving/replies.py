@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.serving.fields import RequestError
-from selfspec.serving.schema import Chat, Settings, TextRequest
+from selfspec.serving.schema import Chat, TextRequest
+from selfspec.serving.settings import Settings
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer

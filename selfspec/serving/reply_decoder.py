@@ -15,7 +15,8 @@ from selfspec.batch.call_reader import CallReader
 from selfspec.batch.text_stream import TextStream
 from selfspec.prompt import Prompt
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Chat, Settings, TextRequest
+from selfspec.serving.schema import Chat, TextRequest
+from selfspec.serving.settings import Settings
 
 
 class StopFinder:
@@ -57,7 +58,7 @@ class ReplyDecoder:
     the tokens, and `hear`, which may be told of a token before or after it, does not.
     """
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))

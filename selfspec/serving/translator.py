@@ -10,7 +10,8 @@ from typing import Any
 from selfspec.errors import one_line
 from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
-from selfspec.serving.schema import Chat, Completion, Settings
+from selfspec.serving.schema import Chat, Completion
+from selfspec.serving.settings import Settings
 
 # Texts with more characters for each position of the model are too long. Making tokens of them
 # would take seconds, in which no other request is prepared.
@@ -56,7 +57,7 @@ class PromptTranslator:
 
             arguments["schema"] = Guide(grammar, is_lark=True)
         if "prediction" in arguments:  # The samples of a prompt share its tokens.
-            from selfspec.plugin.predictions import as_ids
+            from selfspec.plugin.parts import as_ids
 
             arguments["prediction"] = as_ids(arguments["prediction"], self.tokenizer)
         self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])

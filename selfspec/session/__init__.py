@@ -1,7 +1,7 @@
 """What drives engines: for one prompt, or for many that wait, within a memory and at a pace."""
 
 from selfspec.row import ReaderGone
-from selfspec.session.alone import write
+from selfspec.session.alone import decode
 from selfspec.session.line import ArrivalOrder, Scheduler, ShortestFirst
 from selfspec.session.pace import ReadingPace
 from selfspec.session.session import Session
@@ -13,5 +13,5 @@ __all__ = [
     "Scheduler",
     "Session",
     "ShortestFirst",
-    "write",
+    "decode",
 ]

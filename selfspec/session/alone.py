@@ -13,7 +13,7 @@ from selfspec.engine import Engine
 from selfspec.forward.backends import Backend
 from selfspec.forward.sizes import Limits
 from selfspec.kept_kv import KeptKV
-from selfspec.plain import write_plainly
+from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
 
@@ -61,15 +61,15 @@ def lent_engine(
         try:
             yield engine
         finally:
-            backend.release(fills=prompt is not None and prompt.gives_cache_back)
+            backend.kv.release(fills=prompt is not None and prompt.gives_cache_back)
 
 
 @torch.no_grad()
-def write(prompt: Prompt, spec: Assistant) -> None:
+def decode(prompt: Prompt, spec: Assistant) -> None:
     """Writes the texts of a prompt that waits for no other; an error is the caller's."""
     try:
         if prompt.route.support.mode == "plain":
-            write_plainly(prompt)
+            decode_with_transformers(prompt)
         else:
             with lent_engine(prompt.runner, spec, prompt, prompt.route.look) as engine:
                 try:
@@ -78,7 +78,7 @@ def write(prompt: Prompt, spec: Assistant) -> None:
                         while not engine.leave():
                             engine.step()
                 finally:
-                    engine.record_outcome(prompt)
+                    engine.record_how_it_ran(prompt)
     except BaseException:
         spec.count(prompt)
         raise

@@ -18,7 +18,7 @@ import torch
 from selfspec.ability.look import look_at
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, without_frames
-from selfspec.plain import write_plainly
+from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
@@ -36,13 +36,13 @@ class Session:
     """Takes prompts and gives them back once their texts are complete; belongs to one thread.
 
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
-    of a prompt that is being read among them. Prompts wait in order of arrival, or with
-    `short_first` in that of `Waiting`. With a `pace` a long prompt is read in parts between steps.
+    of a prompt that is being read among them. Prompts wait in order of arrival, or in
+    that of a `scheduler`. With a `pace` a long prompt is read in parts between steps.
 
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
 
-    An error is the outcome of the prompt that it belongs to.
+    An error is the result of the prompt that it belongs to.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Session:
         max_rows: int = 8,
         max_memory: int | str | None = None,
         scheduler: Scheduler | None = None,
-        short_first: bool = False,
         pace: ReadingPace | None = None,
         keeps_kv: bool = False,
     ) -> None:
@@ -66,7 +65,7 @@ class Session:
         self._max_rows = max_rows
         self._pace = pace
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
-        self._waiting = Waiting(scheduler, short_first=short_first)
+        self._waiting = Waiting(scheduler)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
@@ -98,7 +97,7 @@ class Session:
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
         engine = self._engine
-        if engine is None or engine.backend.kv is None:
+        if engine is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.column_bytes * num_tokens
@@ -149,9 +148,9 @@ class Session:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
         Returns the prompts whose texts are complete. One that can't share forwards has its turn
-        when it is the first and no row runs. An error is the outcome of the prompt that it belongs
+        when it is the first and no row runs. An error is the result of the prompt that it belongs
         to, or of all rows, if it may have left any of them in pieces. What prevents that the model
-        is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
+        is made ready is the result of the next prompt; for the one after it, that is tried anew.
 
         What is no `Exception`, such as an interrupt, is raised, and the prompts that it ended are
         dropped. Texts that were complete by then are returned by the next step.
@@ -192,12 +191,12 @@ class Session:
                 self._borrow(None)
             return self._engine
         start = perf_counter()
-        self._waiting.start(prompt)
+        self._waiting.leave(prompt.index)
         self._reading = prompt
         self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)
         if prompt.route.support.mode == "plain":
-            write_plainly(prompt)
+            decode_with_transformers(prompt)
             self._reading = None
             self._end(prompt, None)
         else:
@@ -262,7 +261,7 @@ class Session:
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
         if self._engine is not None:
-            self._engine.record_outcome(prompt)
+            self._engine.record_how_it_ran(prompt)
         prompt.result.error = error
         self._ended.append(prompt)
 

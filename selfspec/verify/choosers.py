@@ -159,20 +159,20 @@ class ProcessedChooser:
 
 @dataclass
 class BatchChooser:
-    """The body of stock's loop without its forward, for all rows at once.
+    """The body of transformers' loop without its forward, for all rows at once.
 
     For processors and criteria that may look at the whole batch or count their calls, for
     recorded scores, for a KV cache that is handed back, and for chains. Rows that stopped go on
-    with the pad token, as in stock.
+    with the pad token, as in transformers.
     """
 
-    ids: torch.Tensor  # (B, L): all texts so far, laid out as stock's loop lays out its ids
+    ids: torch.Tensor  # (B, L): all texts so far, laid out as transformers' loop lays out its ids
     processors: Processors
     criteria: Callable[..., torch.Tensor]
     do_sample: bool
     keeps_scores: bool = False
     keeps_logits: bool = False
-    generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
+    generator: torch.Generator | None = None  # None: the one that transformers uses.
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True

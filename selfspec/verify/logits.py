@@ -41,7 +41,7 @@ _SCRATCH = _Scratch()
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
     """The likeliest token at every node, of equal ones the first; waits for nothing."""
     if logits.dtype == torch.float64:
-        logits = logits.float()  # Stock rounds first, which may make two of them equal.
+        logits = logits.float()  # transformers rounds first, which may make two of them equal.
     return logits.argmax(-1)
 
 

@@ -1,11 +1,12 @@
-"""The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
+"""The random numbers that sampling takes, drawn as transformers draws them.
 
 `torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. On a CPU,
 drawing `q` takes longer than the rest of a token's sampling, mostly for logarithms, although all
 but a few tokens have a p near 0. So on a CPU only the uniform numbers are drawn, from which the
 noise is made. This advances the generator equally. Logarithms are taken for possible winners only:
 tokens on a shortlist, and others whose uniform number is near 0. This rounds differently from
-stock. If the two best are so near that it could matter, the noise is made as stock makes it.
+transformers. If the two best are so near that it could matter, the noise is made as transformers
+makes it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, short
 _Source = torch.Generator | None
 
 _AS_THEY_ARE = Warpers()
-# Rounding, here and in stock, changes a ratio by about 1e-6 at most.
+# Rounding, here and in transformers, changes a ratio by about 1e-6 at most.
 _CLEARLY = 1 + 1e-4
 
 
 def next_noise(
     num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
 ) -> Noise:
-    """The next noise of a generator; without one, of the one that stock draws from."""
+    """The next noise of a generator; without one, of the one that transformers draws from."""
     shape, dtype, device = (num_rows, like.shape[-1]), like.dtype, like.device
     if generator is None and device.type in ("cpu", "cuda"):
         generator = default_generator(device)
@@ -79,12 +80,12 @@ class _Exponentials:
         self.drawn = drawn
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
-        """The token that stock would draw for a row out of its scores (V,)."""
+        """The token that transformers would draw for a row out of its scores (V,)."""
         ratios = (scores.softmax(-1) / self.drawn.numbers[row]).max(-1)
         # Both in one copy, since a copy waits for the device: as floats, which hold every id
         # below 2**24. Not every device has doubles.
         best, token = torch.stack([part.float() for part in ratios]).tolist()
-        if math.isnan(best):  # A NaN wins, and stock raises just this error.
+        if math.isnan(best):  # A NaN wins, and transformers raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
 
@@ -155,7 +156,7 @@ Noise = _Exponentials | _Uniforms
 
 
 def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
-    """The token that stock would draw, out of a shortlist; None if that is not clear.
+    """The token that transformers would draw, out of a shortlist; None if that is not clear.
 
     Goes down from the likeliest token, until not even the least noise could make one win.
     """
@@ -208,10 +209,10 @@ def _is_made_of_uniforms() -> bool:
 
     Some builds draw it differently, such as those that use MKL. There the noise is drawn whole.
     """
-    stock, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
+    theirs, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
     noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")
     uniforms = torch.empty(2, 1024, dtype=torch.float64, device="cpu")
-    noise.exponential_(1, generator=stock)
+    noise.exponential_(1, generator=theirs)
     expected = -torch.log1p(-uniforms.uniform_(generator=ours))
-    same_way = torch.equal(stock.get_state(), ours.get_state())
+    same_way = torch.equal(theirs.get_state(), ours.get_state())
     return same_way and torch.allclose(noise.double(), expected, rtol=1e-6, atol=0)

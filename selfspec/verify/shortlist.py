@@ -1,9 +1,9 @@
-"""The few tokens that stock's warpers leave to be drawn, without a look at all the others.
+"""The few tokens that transformers' warpers leave to be drawn, without a look at all the others.
 
-Stock warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a handful.
-On a CPU that takes as long as a part of the forward. The handful is known from the largest scores
-alone, unless a value is so near to a threshold that rounding decides. Then stock's own warpers
-decide, so the answer is always the one that stock would give.
+transformers warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a
+handful. On a CPU that takes as long as a part of the forward. The handful is known from the largest
+scores alone, unless a value is so near to a threshold that rounding decides. Then transformers' own
+warpers decide, so the answer is always the one that transformers would give.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Weights = NDArray[np.float64]
 
 
 class Warpers(NamedTuple):
-    """The arguments of stock's warpers in stock's order; None: it is not there."""
+    """The arguments of transformers' warpers, in their order; None: it is not there."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -74,7 +74,7 @@ def shortlist(logits: torch.Tensor, warpers: Warpers) -> Shortlist | None:
     scores = _tempered(values, warpers).tolist()
     while scores and scores[-1] == -math.inf:  # Another processor ruled these out before.
         scores.pop()
-    if not scores or not scores[0] < math.inf:  # Stock refuses NaN and infinity in its own words.
+    if not scores or not scores[0] < math.inf:  # transformers refuses NaN and infinity.
         return None
     sees_all = len(scores) < num_seen or num_seen == len(logits)
     if warpers.top_k:
@@ -101,7 +101,7 @@ def _num_looked_at(warpers: Warpers) -> int:
 
 
 def _tempered(logits: torch.Tensor, warpers: Warpers) -> torch.Tensor:
-    """Divided as stock does, to the bit: what rounds alike is a tie."""
+    """Divided as transformers does, to the bit: what rounds alike is a tie."""
     return logits if warpers.temperature is None else logits / warpers.temperature
 
 
@@ -130,7 +130,8 @@ def _num_by_probability(weights: list[float], warpers: Warpers, rest: _Rest | No
     if warpers.top_p is not None:
         total, nearly = sum(weights), _NEARLY
         if rest is not None:
-            # Stock compares the tail's sum with 1 - P, and rounds it over the whole vocabulary.
+            # transformers compares the tail's sum with 1 - P, and rounds it over the whole
+            # vocabulary.
             total = rest.total()
             nearly += (1 - warpers.top_p) * len(rest.logits) * _OFF
         num_kept = _num_in_top_p(weights, total * warpers.top_p, total * nearly)
@@ -155,7 +156,7 @@ def _num_in_top_p(weights: list[float], limit: float, nearly: float) -> int:
             if abs(above - limit) < nearly:
                 return 0
             if above > limit:
-                # Which of two equal ones comes first depends on how stock sorts.
+                # Which of two equal ones comes first depends on how transformers sorts.
                 return index if weight < weights[index - 1] * (1 - _NEARLY) else 0
         above += weight
     return len(weights)

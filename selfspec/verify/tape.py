@@ -1,4 +1,4 @@
-"""The noise of the new tokens of a batch, in the order in which stock draws it."""
+"""The noise of the new tokens of a batch, in the order in which transformers draws it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class _Peeked(NamedTuple):
 
 
 class NoiseTape:
-    """The noise of the new tokens of a batch, drawn as stock draws it: for all rows at once.
+    """The noise of the new tokens of a batch, drawn as transformers draws it: for all rows at once.
 
     The ids and the generator's state after them are the same. `index` is a token's place among the
     new ones of its row. Rows reach it at different times, so its noise is drawn when the first row
     gets there and kept until the last one has used it. Where the rows are far apart, only the noise
     that was read last stays in memory, and the rest is drawn again when a row gets there.
-    With a `generator` it is drawn from that one, else from the one that stock draws from.
+    With a `generator` it is drawn from that one, else from the one that transformers draws from.
 
     Drafts may `peek` at noise to come, which is drawn from a copy of the generator. It becomes true
     only if the generator still stands where the copy began. Once anybody else has drawn from the
@@ -56,7 +56,7 @@ class NoiseTape:
         return self._taken(index, scores).pick(scores, row)
 
     def draw_from(self, few: Shortlist, like: torch.Tensor, row: int, index: int) -> int | None:
-        """The same from a shortlist; `like` has the shape, dtype and device of stock's scores.
+        """The same from a shortlist; `like` is like the scores, in shape, dtype and device.
 
         None where two are so near that only `draw` can tell.
         """

@@ -1,6 +1,6 @@
 """The walk down verified trees.
 
-At a visited node the model's own next token is chosen as stock `generate()` would choose it;
+At a visited node the model's own next token is chosen as plain `generate()` would choose it;
 the walk goes down where a child carries that token and ends where none does. So no draft,
 however wrong, can change the text. A draft whose keys or values are NaN turns the logits of other
 nodes into NaN: there the walk ends before anything is chosen. Knows nothing of where drafts come

@@ -83,11 +83,11 @@ class _Float16:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         wide = x * self._unscale
-        outcomes = [float16_product(wide, part) for part in self._parts]
-        outcome = outcomes[0] if len(outcomes) == 1 else torch.cat(outcomes, dim=-1)
+        outputs = [float16_product(wide, part) for part in self._parts]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         if bias is not None:
-            outcome.add_(bias)
-        return outcome.to(x.dtype)
+            output.add_(bias)
+        return output.to(x.dtype)
 
     def unpacked(self) -> torch.Tensor:
         parts = [float16_unpacked(part).mul_(self._unscale) for part in self._parts]

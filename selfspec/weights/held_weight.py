@@ -226,19 +226,19 @@ def _as_torch_does(func: _Function, args: _Args, options: _Options) -> Any:
 
 def _converted(func: _Function, args: _Args, options: _Options) -> Any:
     """A weight that is there already, and of that dtype, is not converted."""
-    outcome = _as_torch_does(func, args, options)
-    if outcome is args[0] or not isinstance(args[0], HeldWeight):
-        return outcome
-    if outcome.is_meta and args[0].kept is not None:
+    result = _as_torch_does(func, args, options)
+    if result is args[0] or not isinstance(args[0], HeldWeight):
+        return result
+    if result.is_meta and args[0].kept is not None:
         raise UnsupportedError(args[0].kept)  # A module would lose the weight.
     return _with_values(func, args, options)
 
 
 def _detached(func: _Function, args: _Args, options: _Options) -> Any:
     """`nn.Parameter(weight)` detaches a weight that was given back, and wants its class."""
-    outcome = _with_values(func, args, options)
+    result = _with_values(func, args, options)
     is_kept = isinstance(args[0], HeldWeight)
-    return outcome if is_kept else nn.Parameter(outcome, requires_grad=False)
+    return result if is_kept else nn.Parameter(result, requires_grad=False)
 
 
 def _with_other_data(func: _Function, args: _Args, options: _Options) -> Any:
@@ -267,10 +267,10 @@ def _with_values(func: _Function, args: _Args, options: _Options) -> Any:
         return _as_torch_does(func, args, options)
     for weight in _written(func, args, options):
         raise UnsupportedError(weight.kept)
-    outcome = _as_torch_does(func, _values_in(args), _values_in(options))
-    if isinstance(outcome, np.ndarray):
-        outcome.flags.writeable = False
-    return outcome
+    result = _as_torch_does(func, _values_in(args), _values_in(options))
+    if isinstance(result, np.ndarray):
+        result.flags.writeable = False
+    return result
 
 
 # What answers a function whose arguments include a held weight; all others get the values.

@@ -102,10 +102,10 @@ def _pack_part(
 ) -> int:
     """Packs weights that come back bit by bit; returns how many there were."""
     num_packed, values = 0, [weight.detach() for weight in weights]
-    for weight, own, matrix in zip(weights, values, packer(values), strict=True):
-        if matrix is not None and torch.equal(matrix.unpacked(), own):
+    for weight, value, matrix in zip(weights, values, packer(values), strict=True):
+        if matrix is not None and torch.equal(matrix.unpacked(), value):
             has_rows = id(weight) in of_embeddings
-            hold(weight, _WithRows(matrix, own) if has_rows else matrix, refusal)
+            hold(weight, _WithRows(matrix, value) if has_rows else matrix, refusal)
             num_packed += 1
     return num_packed
 

@@ -68,8 +68,8 @@ class RoundedMatrix:
         is_step = _this_thread.is_step or (x.dim() > 2 and x.shape[-2] == 1)
         is_narrow = is_step or len(narrow) <= self.few_tokens
         product = self._product(narrow) if is_narrow else self._wide_product(narrow)
-        outcome = product.to(x.dtype).view(*x.shape[:-1], -1)
-        return outcome if bias is None else outcome.add_(bias)
+        output = product.to(x.dtype).view(*x.shape[:-1], -1)
+        return output if bias is None else output.add_(bias)
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +85,7 @@ class RoundedMatrix:
         raise NotImplementedError
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        """The outcome (T, O) for a contiguous input (T, I), both in bfloat16."""
+        """The output (T, O) for a contiguous input (T, I), both in bfloat16."""
         raise NotImplementedError
 
     def _wide_product(self, x: torch.Tensor) -> torch.Tensor:

@@ -38,10 +38,10 @@ class VnniMatrix(RoundedMatrix):
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         wide = x.reshape(-1, x.shape[-1]).float()
-        outcome = self._product(wide).view(*x.shape[:-1], -1)
+        output = self._product(wide).view(*x.shape[:-1], -1)
         if bias is not None:
-            outcome.add_(bias)
-        return outcome.to(x.dtype)
+            output.add_(bias)
+        return output.to(x.dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +61,7 @@ class VnniMatrix(RoundedMatrix):
         return _rotated(int8_unpacked(self.numbers).float()).mul_(self.scales[:, None])
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        """The outcome (T, O), in float32, as the input (T, I): few and simple operations."""
+        """The product (T, O), in float32, as the input (T, I): few and simple operations."""
         fine = x.abs().amax(-1, keepdim=True).div_(_FINE).add_(LEAST)
         whole = _rotated((x / fine).round_())
         scale = whole.abs().amax(-1, keepdim=True).div_(LARGEST).add_(LEAST)

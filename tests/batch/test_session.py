@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from selfspec import UnsupportedError
 from selfspec.session import ReadingPace
-from selfspec.session.line import Waiting
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.sessions import TextSession, wild
 from tests.sessions import alone as alone_with
@@ -122,18 +121,16 @@ def asking(draw: st.DrawFn) -> Ask:
     asks=st.lists(asking(), min_size=1, max_size=7),
     part=st.sampled_from([2, 7, 50]),
     max_rows=st.integers(1, 4),
-    short_first=st.booleans(),
     learning=st.sampled_from(["session", "request", "frozen"]),
 )
 def test_texts_are_those_of_each_prompt_alone(
-    asks: list[Ask], part: int, max_rows: int, short_first: bool, learning: str
+    asks: list[Ask], part: int, max_rows: int, learning: str
 ) -> None:
     played = Played(
         asks,
         spec=wild(learning=learning),
         max_rows=max_rows,
         pace=FixedPace(part),
-        short_first=short_first,
     )
     played.run()
     played.check()
@@ -174,7 +171,7 @@ def test_a_long_prompt_holds_up_nobody() -> None:
 
 def test_what_is_alone_has_its_turn_while_others_come() -> None:
     """A stopping rule of its own sends a prompt to the side, but not to the end for ever."""
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1)
     session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4, "max_time": 1000.0})
     order: list[int] = []
     for index in range(1, 12):
@@ -212,36 +209,6 @@ def test_what_is_alone_is_prepared_once_and_written_step_by_step(
     answers = session.answers()
     assert [(index, len(answer.ids)) for index, answer in answers.items()] == [(1, 12)]
     assert len(prepared) == 2
-
-
-class Line(NamedTuple):
-    """A call as those that wait see it."""
-
-    index: int
-    max_columns: int
-    route: Any = SimpleNamespace(alone_reason=None)
-
-
-@given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
-def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
-    """Only by those that came before as much work was started as it has itself."""
-    waiting: Any = Waiting(short_first=True)
-    came: dict[int, int] = {}  # Those that wait, and how much had been started when they came.
-    coming = [Line(index, need) for index, need in enumerate(needs)]
-    started = 0
-    while coming or came:
-        if coming and (not came or dice.random() < 0.6):
-            line = coming.pop(0)
-            waiting.add(line)
-            came[line.index] = started
-            continue
-        first = waiting.sharing()[0]
-        waiting.start(first)
-        started += first.max_columns
-        own = came.pop(first.index)
-        overtaken = [index for index in came if index < first.index]
-        assert all(own - came[index] < needs[index] for index in overtaken)
-    assert not len(waiting)
 
 
 def test_memory_bounds_what_is_alone_too() -> None:
@@ -302,7 +269,8 @@ def test_the_memory_in_use_is_asked_for_while_it_is_given_up() -> None:
             self.held = value
 
     session = Fleeting(tiny_model(), tiny_tokenizer(), wild())
-    session._engine = SimpleNamespace(rows=[], backend=SimpleNamespace(kv=None))
+    nothing = SimpleNamespace(column_bytes=1)
+    session._engine = SimpleNamespace(rows=[], backend=SimpleNamespace(kv=nothing))
     assert session.kv_bytes_in_use == 0
 
 

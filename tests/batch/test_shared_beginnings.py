@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 class Failing:
     """Its own processor breaks off one text."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -124,7 +124,7 @@ class Shared:
         if isinstance(store, kept_kv.KeptKV):
             assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
         if session.memory._max_bytes is not None:
-            assert (0 if kv is None else kv.nbytes) + kept <= session.memory._max_bytes
+            assert getattr(kv, "nbytes", 0) + kept <= session.memory._max_bytes
 
     def check(self) -> None:
         for index, asked in self.asked.items():
@@ -165,7 +165,6 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
         max_rows=dice.randrange(1, 4),
         max_memory=dice.choice(("1GB", little, None)),
         pace=FixedPace(dice.choice([2, 7, 50])),
-        short_first=dice.random() < 0.5,
         keeps_kv=dice.random() < 0.7,
     )
     played.run(dice.randrange(3, 9))
@@ -246,7 +245,7 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
 class Writing:
     """Writes into the scores that it is given, as stock lets processors do."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores[:, ::2] = -float("inf")

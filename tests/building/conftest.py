@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfspec.building.build import build_cache
+from selfspec.building import build_cache
 from selfspec.cache import CacheContents
 from tests.conftest import TEMPLATE
 from tests.tiny import LINES, make_model, make_tokenizer

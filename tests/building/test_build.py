@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from selfspec import SelfSpec
-from selfspec.building import build as build_module
-from selfspec.building.build import build_cache, teach
+from selfspec import SelfSpec, building
+from selfspec.building import build_cache, teach
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.learning import top_k_of
@@ -38,8 +37,8 @@ def test_texts_need_no_model(folder, tokenizer):
 
 def test_the_luts_hold_what_the_model_says(model, monkeypatch):
     """Each window alone, in order, gives the same."""
-    monkeypatch.setattr(build_module, "_WINDOW", 4)
-    monkeypatch.setattr(build_module, "_ROWS", 2)
+    monkeypatch.setattr(building, "_WINDOW", 4)
+    monkeypatch.setattr(building, "_ROWS", 2)
     documents = [np.arange(5, 12), np.array([20, 5, 6]), np.arange(30, 45)]
     memory, expected = (SelfSpec().learned(vocab_size(model)) for _ in range(2))
     assert sum(teach(memory, model, documents)) == 25
@@ -65,7 +64,7 @@ def test_data_with_nothing_in_it(tmp_path, build, tokenizer):
 
 
 def test_as_many_texts_are_kept_as_a_selfspec_drafts_from(folder, tokenizer, monkeypatch):
-    monkeypatch.setattr(build_module, "MAX_TOKENS", 30)
+    monkeypatch.setattr(building, "MAX_TOKENS", 30)
     contents = build_cache(str(folder), tokenizer, NO_MODEL, num_tokens=0)
     assert len(contents.answers) == 30
     assert contents.answers[-1] == -1  # What is put after it is another text.

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from selfspec.building import texts as texts_module
-from selfspec.building.texts import find_files, read_ids
+from selfspec import building
+from selfspec.building import find_files, read_ids
 from selfspec.errors import BuildError
 
 ASK = {"role": "user", "content": "say a"}
@@ -57,7 +57,7 @@ def test_text_files(tmp_path, read, monkeypatch):
     (tmp_path / "c.txt").write_bytes(b"caf\xe9 noir")
     assert read(tmp_path) == ["caf\ufffd noir"]
     (tmp_path / "c.txt").write_text("one\ntwo\nthree é")
-    monkeypatch.setattr(texts_module, "_PIECE", 5)
+    monkeypatch.setattr(building, "_PIECE", 5)
     assert read(tmp_path) == ["one\ntwo\n", "three é"]
 
 

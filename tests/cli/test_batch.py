@@ -123,7 +123,7 @@ def test_lines_whose_text_breaks_off(batch, tmp_path, stock_text, monkeypatch):
     """The others are answered; the next run tries these lines again, and no others."""
 
     class Broken:
-        looks_at_rows = True
+        is_row_wise = True
         num_left = 3
 
         def __call__(self, ids, scores):

@@ -180,6 +180,11 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     assert packed == "selfspec.attach(model, selfspec.SelfSpec(), pack=True)"
     seeing, _ = python_lines(replace(asked, cache=None), found, sees=True)
     assert "AutoModelForImageTextToText" in seeing
+    _, itself = python_lines(replace(asked, draft_model="int4"), found)
+    assert itself.endswith(', tokenizer=tokenizer, draft_model="int4"))')
+    _, loaded, drafting = python_lines(replace(asked, cache=None, draft_model="me/small"), found)
+    assert loaded == 'small = AutoModelForCausalLM.from_pretrained("me/small")'
+    assert drafting == "selfspec.attach(model, selfspec.SelfSpec(draft_model=small))"
     rounded, _ = python_lines(replace(asked, weights="int8"), found, sees=True)
     assert rounded.endswith('weights="int8", sees=True)')
 
@@ -201,20 +206,20 @@ def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)
 
 
-def test_it_measures_the_models_own_weights_as_draft_model(run, chat_folder, prompts, monkeypatch):
+def test_it_measures_a_draft_model(run, chat_folder, prompts, monkeypatch):
     monkeypatch.setattr(report, "_ENOUGH", 8)
     monkeypatch.setattr(check, "_MOST_TOKENS", 24)
-    said = run("check", chat_folder, "--prompts", prompts, *BRIEFLY).stdout
-    (line,) = re.findall("With its own weights in 4 bits as draft model too: .*", said)
-    assert re.search(r"greedy \d\.\d\dx \(.*, at temperature 0.7 \d\.\d\dx", line)
-    assert "Leave it out." in line or 'Set SelfSpec(draft_model="int4")' in line
+    drafting = ("--draft-model", "int4")
+    said = run("check", chat_folder, "--prompts", prompts, *drafting, *BRIEFLY).stdout
+    assert "Same text: 2 of 2" in said
+    assert "draft model" not in run("check", chat_folder, "--prompts", prompts, *BRIEFLY).stdout
 
 
-def test_a_model_that_cant_draft_for_itself_says_why(run, prompts, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_ENOUGH", 8)
-    monkeypatch.setattr(check, "_MOST_TOKENS", 24)
+def test_a_model_that_cant_draft_for_itself_says_why(run, prompts, tmp_path):
     folder = tmp_path / "gpt2"
     new_model("gpt2", vocab_size=512).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    said = run("check", folder, "--prompts", prompts, *BRIEFLY).stdout
-    assert "It can't draft for itself: most of its weights are in no linear layers." in said
+    drafting = ("--draft-model", "int4")
+    said = run("check", folder, "--prompts", prompts, *drafting, *BRIEFLY).stdout
+    reason = "most of its weights are in no linear layers"
+    assert f"The draft model drafted little or nothing: {reason}." in said

@@ -21,7 +21,7 @@ pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
 import openai
 
 from selfspec.cli import serve
-from selfspec.cli.options import DraftOptions
+from selfspec.cli.options import LearnOptions
 from selfspec.config import SpecConfig
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
@@ -123,7 +123,7 @@ def test_options_that_can_not_be(fails, chat_folder: str, name: str, value: str)
 
 def test_within_a_memory(chat_folder: str) -> None:
     """Keys and values get what the model leaves."""
-    asked = DraftOptions(model=chat_folder, dtype="float32", max_memory="3MB")
+    asked = LearnOptions(model=chat_folder, dtype="float32", max_memory="3MB")
     answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
@@ -134,7 +134,7 @@ def test_a_model_whose_layers_keep_no_keys(name: str, tmp_path: Path) -> None:
     """What they keep instead is little, whatever the length of a text."""
     new_model(name, vocab_size=512).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    asked = DraftOptions(model=str(tmp_path), dtype="float32", device="cpu")
+    asked = LearnOptions(model=str(tmp_path), dtype="float32", device="cpu")
     answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
     answering.start()
     answering.join(PATIENCE)

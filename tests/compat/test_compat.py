@@ -26,7 +26,6 @@ from transformers.cache_utils import (
 
 import selfspec
 from selfspec.compat import (
-    branching,
     checkpoints,
     generation,
     grammars,
@@ -37,7 +36,7 @@ from selfspec.compat import (
     templates,
     versions,
 )
-from selfspec.compat.origins import is_of_library
+from selfspec.compat.authors import is_of_library
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 from tests.heads import heads_of, model_with_heads, needs_heads
@@ -226,8 +225,8 @@ def test_models_that_bound_time_steps_are_told(name):
 )
 def test_layers_call_functions_of_their_module(name, roles):
     """Each has one for a single token, too."""
-    found = branching.state_functions(tiny_model(name).modules())
-    whole = [branching.ROLES[function].removesuffix(" step") for _, function in found]
+    found = states.state_functions(tiny_model(name).modules())
+    whole = [states.ROLES[function].removesuffix(" step") for _, function in found]
     assert sorted(whole) == sorted(2 * roles)
     assert all(callable(getattr(module, function)) for module, function in found)
 

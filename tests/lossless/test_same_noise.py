@@ -53,7 +53,7 @@ def test_texts_are_those_of_stock(peeked, num_rows, options, seed):
 class Drawing(LogitsProcessor):
     """Draws from the global generator at some of its calls, as a user's own may."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, share: float) -> None:
         self._dice, self._share = random.Random(1), share

@@ -163,7 +163,7 @@ def test_user_made_processors(make: Callable[[], LogitsProcessor], call: Call) -
 class RowWise(InPlacePacking):
     """Says that it looks at one row alone, which is the way to a pace of one's own."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self) -> None:
         self.num_rows: set[int] = set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec.machine.device import CudaDevice, device_for, own_seed
+from selfspec.machine.device import CudaDevice, device_for, seeded
 from tests.recorder import NOT_PERMITTED, RecordingDevice
 
 
@@ -30,7 +30,7 @@ def test_an_old_torch_captures_no_graphs(version: str, captures: bool, monkeypat
 def test_a_seed_stays_on_its_devices(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("other devices"))
     before = torch.get_rng_state()
-    with own_seed(5, [torch.device("cpu")]):
+    with seeded(5, [torch.device("cpu")]):
         drawn = torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(5)))

@@ -30,7 +30,7 @@ from selfspec import (
     generate_many,
     load,
 )
-from selfspec.plugin.refusals import RULES, Outcome, Rule
+from selfspec.plugin.refusals import RULES, Consequence, Rule
 from tests.fakes import (
     VOCAB,
     FutureSource,
@@ -212,7 +212,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: SelfSpec(m), "(got a LlamaForCausalLM); knobs go by name"),
         (lambda m: attach("gpt2"), "(got 'gpt2'); load a model"),
         (lambda m: attach(SelfSpec(), m), "(got a SelfSpec); load a model"),
-        (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
+        (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM); make one"),
         (lambda m: m.generate(**prompt(), assistant_model=SelfSpec()), "call selfspec.attach("),
         (lambda m: load(m), "(got a LlamaForCausalLM); a model that is loaded needs no load()"),
         (lambda m: load("x", torch_dtype="auto"), "takes no torch_dtype= (got 'auto'); use dtype="),
@@ -226,7 +226,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: generate_many(m, tiny_tokenizer(), 5), "must be a list of prompts (got 5)"),
         (lambda m: generate_many(m, tiny_tokenizer(), [], seed="a"), "seed must be a whole number"),
         (lambda m: generate_many(m, tiny_tokenizer(), [], logprobs=-1), "logprobs must be a whole"),
-        (lambda m: generate_many(m, tiny_tokenizer(), [], scheduler="x"), "a method choose()"),
+        (lambda m: generate_many(m, tiny_tokenizer(), [], scheduler="x"), "a method turn()"),
         (lambda m: load("./nowhere"), "name must be a folder with a config.json, or a Hub id"),
         (lambda m: load("x", "2GB", max_length="9"), "max_length must be a whole number"),
         (lambda m: SelfSpec.from_pretrained(""), "named by its file or its Hub id (got '')"),
@@ -365,7 +365,7 @@ def test_pads_of_a_plain_call_are_no_tokens() -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_what_is_refused_is_asked_once(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setitem(RULES, Outcome.REFUSED, (Rule(asked.append),))
+    monkeypatch.setitem(RULES, Consequence.REFUSED, (Rule(asked.append),))
     spec = SelfSpec()
     model = attach(new_model(), None if named else spec)
     model.generate(**prompt(), max_new_tokens=2, **({"assistant": spec} if named else {}))

@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import KV
-from selfspec.plugin.refusals import Arguments, Outcome, reason_for
+from selfspec.plugin.refusals import CallArguments, Consequence, reason_for
 from tests.fakes import new_model, tiny_model
 
 
@@ -28,10 +28,10 @@ def test_refusals_name_the_argument_and_the_fix(knobs: dict[str, Any], fix: str)
     ((name, value),) = knobs.items()
     config = GenerationConfig()
     for given in (knobs, {"generation_config": SimpleNamespace(**knobs)}):
-        rule = reason_for(Outcome.REFUSED, Arguments(tiny_model(), given))
+        rule = reason_for(Consequence.REFUSED, CallArguments(tiny_model(), given))
         assert f"(got {name}={value!r})" in str(rule)
         assert fix in str(rule)
-    assert reason_for(Outcome.REFUSED, Arguments(tiny_model(), vars(config))) is None
+    assert reason_for(Consequence.REFUSED, CallArguments(tiny_model(), vars(config))) is None
 
 
 def plain(
@@ -49,7 +49,7 @@ def plain(
         support=DraftSupport(mode, None if mode == "tree" else "it can't", None),
         setting=lambda name: getattr(config, name, None),
     )
-    return reason_for(Outcome.PLAIN, call)
+    return reason_for(Consequence.PLAIN, call)
 
 
 def test_what_is_decoded_plainly_has_a_reason() -> None:

@@ -29,7 +29,7 @@ class Broken(Exception):
 class Hostile:
     """A logits processor that breaks at its eighth token."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self) -> None:
         self.left = 8

@@ -60,19 +60,6 @@ def test_penalties_are_those_of_a_plain_loop(
     assert text_of(served, **fields) != text_of(served)
 
 
-def test_a_limit_of_drafts_for_one_request(client: OpenAI, served: Served) -> None:
-    stats = served.spec.total_stats
-    expected = text_of(served)
-    for limit, most in ((False, 1), ({"max_nodes": 2}, 2), (True, 6)):
-        before = served.spec.total_stats
-        given = {"model": NAME, **ASKED, "extra_body": {"speculative": limit}}
-        assert client.completions.create(**given).choices[0].text == expected
-        stats = served.spec.total_stats
-        nodes, steps = stats.num_nodes - before.num_nodes, stats.num_steps - before.num_steps
-        assert steps <= nodes <= most * steps
-        assert (nodes > steps) == (most > 1)
-
-
 def test_a_limit_of_drafts_for_one_call() -> None:
     model = attach(tiny_model(), SelfSpec(extra_sources=[WildSource()], budget="fixed"))
     spec = SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8)

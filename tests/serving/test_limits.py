@@ -12,7 +12,7 @@ import pytest
 from selfspec.serving import limits
 from selfspec.serving.fields import RequestError
 from selfspec.serving.limits import ByteBudget
-from selfspec.serving.schema import Settings
+from selfspec.serving.settings import Settings
 from selfspec.serving.translator import PromptTranslator
 from tests.serving.conftest import COMPLETION
 from tests.serving.test_listening import Address, listening

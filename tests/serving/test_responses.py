@@ -75,8 +75,8 @@ def test_nulls_and_defaults_count_as_left_out(served: Served) -> None:
     """As in what clients make of an earlier response."""
     asked = {"input": "the quick", "temperature": 0, "max_output_tokens": 4}
     expected = served.ask(PATH, **asked)
-    repeated = {**expected, "reasoning": {"effort": None, "summary": None}}
-    repeated["text"] = {**expected["text"], "verbosity": None}
+    repeated = {**expected, "reasoning": {"effort": None, "summary": "auto"}}
+    repeated["text"] = {**expected["text"], "verbosity": "low"}
     item = {"type": None, "role": "user", "content": "the quick", "id": None, "status": None}
     names = ("tools", "tool_choice", "text", "reasoning", "truncation", "metadata", "top_p")
     again = {name: repeated[name] for name in names}
@@ -172,16 +172,16 @@ def test_tools_and_schemas(client: OpenAI) -> None:
     assert parsed.output_parsed is None or isinstance(parsed.output_parsed, Answer)
     assert parsed.output_text.startswith('{"days": ')
     asked |= {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
-    called = client.responses.create(**asked, max_output_tokens=200)
+    called = client.responses.create(**asked, max_output_tokens=160)
     (call,) = called.output
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
-    with client.responses.stream(**asked, max_output_tokens=200) as stream:
+    with client.responses.stream(**asked, max_output_tokens=160) as stream:
         (streamed,) = stream.get_final_response().output
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     asked["input"] = [{"role": "user", "content": "the quick"}, *called.output, output]
-    assert client.responses.create(**asked, max_output_tokens=200).output[0].type == "function_call"
+    assert client.responses.create(**asked, max_output_tokens=160).output[0].type == "function_call"
 
 
 def test_images(pair: tuple[Any, Any]) -> None:
@@ -223,7 +223,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("conversation", "conv_1", UNKNOWN),
     ("input", [HISTORY[1]], ": must have an item beside those of reasoning"),
     ("input", [{"role": "user", "content": [{"type": "input_image"}]}], ": must have contents of "),
-    ("reasoning", {"summary": "auto"}, ": must have an effort alone"),
     ("top_logprobs", 2, " must come with include: ['message.output_text.logprobs'] (got 2)"),
     ("tools", [TOOL] * 129, ": List should have at most 128 items"),
     ("background", True, ": Input should be False (got True)"),
@@ -232,9 +231,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tools", [{"type": "function", "name": "a b"}], "[0].name: String should match pattern"),
     ("tool_choice", {"type": "allowed_tools"}, ".type: Input should be 'function'"),
     ("text", {"format": {"type": "xml"}}, ": Input should be 'json_object' or 'json_schema'"),
-    ("text", {"verbosity": "low"}, ": must have a format alone"),
-    ("include", ["file_search_call.results"], ": must be a list with message.output_text.logprobs"),
     ("max_output_tokens", 0, ": Input should be greater than or equal to 1 (got 0)"),
+    ("include", "all", ": must be a list (got 'all')"),
     ("n", 2, ": Input should be 1 (got 2)"),
     ("max_output_tokens", 513, ""),
 ]

@@ -45,7 +45,6 @@ EITHER: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (0, -1, 1000, "x"),
     "frequency_penalty": (2.1, -3, "x", True),
     "presence_penalty": (2.1, []),
-    "speculative": (1, "no", {}, {"max_nodes": 0}, {"max_nodes": -4}, {"max_nodes": 10**9}),
     "min_tokens": (-1, 1.5, 2, 10**9, True),
     "stop_token_ids": (7, [-1], [10**9], ["x"], [1] * 65),
     "structured_outputs": (
@@ -98,12 +97,6 @@ def test_each_field_has_a_rule(served: Served, path: str, own: dict[str, Any]) -
 TEXT_OR_LIST = "Input should be a valid string, or Input should be a valid list"
 OBJECT = "Input should be a valid dictionary"
 FORMS: list[tuple[str, Any, str]] = [
-    (
-        "speculative",
-        {"max_nodes": 0},
-        ".max_nodes: Input should be greater than or equal to 1 (got 0)",
-    ),
-    ("speculative", "no", f": Input should be a valid boolean, or {OBJECT}"),
     ("tool_choice", "x", f": Input should be 'none', 'auto' or 'required', or {OBJECT}"),
     (
         "tool_choice",
@@ -145,13 +138,13 @@ def test_the_words_of_others_for_none(served: Served) -> None:
 
 
 def test_what_clients_send_back_of_a_conversation(served: Served) -> None:
-    """From our own replies and from those of others, which have more fields."""
+    """From our own replies and from those of others, which have more fields, known or not."""
     call = {"id": "call_1", "index": 0, "type": "function"}
     call["function"] = {"name": "weather", "arguments": "{}"}
     part = {"type": "text", "text": "the quick", "cache_control": {"type": "ephemeral"}}
     history = [
         {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}},
-        {"role": "assistant", "content": None, "annotations": [], "refusal": None, "audio": None},
+        {"role": "assistant", "content": None, "annotations": [], "refusal": None, "mood": 1},
         {"role": "assistant", "content": "fox", "reasoning_content": "hm", "function_call": None},
         {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},

@@ -145,8 +145,7 @@ def test_the_routes_that_are_meant_and_no_others(served: Served) -> None:
     assert [each["id"] for each in listed["data"]] == [NAME]
     assert get(f"/v1/models/{NAME}").json() == listed["data"][0]
     assert get("/v1/models/other/one").status_code == 404
-    assert f"POST {CHAT}" in get("/").json()["routes"]
-    for route in ("/docs", "/openapi.json", "/load_model", f"{CHAT}/more"):
+    for route in ("/", "/docs", "/openapi.json", "/load_model", f"{CHAT}/more"):
         for response in (get(route), served.client.post(route, json={"model": "/etc"})):
             assert response.status_code in (404, 405), route
             assert response.json()["error"]["code"] == "no_such_route"

@@ -64,13 +64,14 @@ ROME, PARIS = '{"city": "Rome", "days": 1}', '{"city": "Paris", "days": 2}'
 
 
 def written(family: str, *arguments: str) -> str:
-    """Calls as the models of a family write them."""
+    """Calls as the models of a family write them; those of Llama 3 write one at a time."""
     key = "parameters" if family == "llama3" else "arguments"
     calls = [f'{{"name": "weather", "{key}": {each}}}' for each in arguments]
     if family == "mistral":
         return f"[TOOL_CALLS] [{', '.join(calls)}]"
-    tagged = family in ("qwen3", "hermes")
-    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" if tagged else call for call in calls)
+    if family == "llama3":
+        return calls[0]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
 CASES = {
@@ -93,13 +94,15 @@ CASES = {
 
 def script_of(family: str, case: str) -> str:
     text = CASES[case][0]
+    if family == "llama3" and not text.startswith("@"):
+        text = text.replace("@", "<|python_tag|>@")
     return text.replace("@1", written(family, ROME)).replace("@2", written(family, ROME, PARIS))
 
 
 class Steering:
     """Makes the tokens of a script likely at their places, and the text's end after them."""
 
-    looks_at_rows = True
+    is_row_wise = True
 
     def __init__(self, num_prompt: int, script: list[int], by: float = 1e4) -> None:
         self._num_prompt, self._script, self._by = num_prompt, [*script, 1], by
@@ -192,7 +195,11 @@ def said_by(family: str, case: str) -> Any:
     return pytest.param(family, case, marks=() if by_default else pytest.mark.slow)
 
 
-SAID = [said_by(family, case) for family in FAMILIES for case in CASES]
+def can_write(family: str, case: str) -> bool:
+    return family != "llama3" or case not in ("two calls", "text after a call")
+
+
+SAID = [said_by(family, case) for family in FAMILIES for case in CASES if can_write(family, case)]
 
 
 @pytest.mark.parametrize(("family", "case"), SAID, indirect=["family"])
@@ -218,16 +225,18 @@ def test_one_call_alone(family: str, asked: Any) -> None:
 @pytest.mark.parametrize("stop", ["}", "weather"])
 def test_a_stop_string_waits_until_a_call_has_ended(family: str, asked: Any, stop: str) -> None:
     """Calls hold no text that a user reads. After a call, stop strings end the text as ever."""
-    script = f"Let me look.\n{written(family, ROME)}\nIt {stop} ends"
-    content, calls, end = asked(script, stop=[stop])
-    assert (content, calls, end) == ("Let me look.\n\nIt ", [ROME], "tool_calls")
+    script, is_last = script_of(family, "a call after text"), family == "llama3"
+    content, calls, end = asked(f"{script}\nIt {stop} ends", stop=[stop])
+    after = "" if is_last else "\nIt "
+    assert (content, calls, end) == (f"Let me look.\n{after}", [ROME], "tool_calls")
     assert asked(f"It {stop} ends\n{written(family, ROME)}", stop=stop) == ("It ", [], "stop")
 
 
 def test_calls_that_are_required(family: str, asked: Any) -> None:
     two = written(family, ROME, PARIS)
     required = {"tool_choice": "required", "in_file": True}
-    assert asked(two, **required) == (None, [ROME, PARIS], "tool_calls")
+    calls = [ROME] if family == "llama3" else [ROME, PARIS]
+    assert asked(two, **required) == (None, calls, "tool_calls")
     named = {"type": "function", "function": {"name": "weather"}}
     content, calls, _ = asked("It is sunny.", tool_choice=named, parallel_tool_calls=False)
     assert (content, len(calls)) == (None, 1)
@@ -245,6 +254,8 @@ def test_parameters_need_no_type(asked: Any, family: str, parameters: Any) -> No
 @pytest.mark.parametrize("case", ["text after a call", "two calls", "a call after text"])
 def test_items_of_a_response_are_in_their_order(family: str, steered: Steered, case: str) -> None:
     """In a stream, whole and in a file, wherever they are cut, with the scores of their text."""
+    if not can_write(family, case):
+        pytest.skip("a call ends the answer")
     steered.script = script_of(family, case)
     tools = [{"type": "function", **tool["function"]} for tool in (OTHER, WEATHER)]
     asked = {"input": "the fox", "tools": tools, "temperature": 0, "top_logprobs": 1}
@@ -295,9 +306,12 @@ def test_a_call_that_is_cut_in_its_head_ends_by_its_length(family: str, steered:
         assert steered.script.startswith(choice["message"]["content"])
 
 
-@pytest.mark.parametrize("family", ["llama3", "unknown"], indirect=True)
-def test_without_a_tag_json_inside_a_line_is_text(family: str, asked: Any) -> None:
-    text = f"Write {written(family, ROME)} or [{written(family, PARIS)}]."
+@pytest.mark.parametrize("family", ["llama3"], indirect=True)
+@pytest.mark.parametrize("before", ["Write ", "So:\n", " "])
+def test_without_a_tag_json_after_the_beginning_is_text(
+    family: str, asked: Any, before: str
+) -> None:
+    text = f"{before}{written(family, ROME)} or [{written(family, PARIS)}]."
     assert asked(text) == (text, [], "stop")
 
 
@@ -320,7 +334,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     ids = tokenizer.encode("the quick brown fox")
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
-    for seed, by in enumerate((4.0, 8.0)):
+    for seed, by in enumerate((4.0, 8.0, 1e4)):
         steering = Steering(len(ids), script, by)
         processors = LogitsProcessorList([steering, guides.processor(guide)])
         expected = alone(model, ids, seed, logits_processor=processors, **options)
@@ -334,6 +348,8 @@ def test_texts_are_those_of_generate_with_the_same_processors(
 @pytest.mark.parametrize("case", CASES)
 def test_calls_are_read_in_pieces_of_any_size(case: str, size: int) -> None:
     for name, kind in FAMILIES.items():
+        if not can_write(name, case):
+            continue
         text, (_, content, calls) = script_of(name, case), CASES[case]
         reader = CallReader(form_of(kind.template), ["time", "weather"])
         pieces = [text[start : start + size] for start in range(0, len(text), size)]

@@ -35,7 +35,7 @@ Common = tuple[NDArray[np.int64], NDArray[np.float64]]  # Tokens, and their shar
 class CommonSource(Source):
     """How likely each token was in what the model has predicted lately. Safe for several threads.
 
-    Learns nothing before it was asked. Takes 8 bytes for each token of the vocabulary.
+    Learns nothing before it is needed. Takes 8 bytes for each token of the vocabulary.
     """
 
     name = COMMON
@@ -43,14 +43,14 @@ class CommonSource(Source):
     def __init__(self, vocab_size: int) -> None:
         self._sums = np.zeros(vocab_size)
         self._weight, self._num_lessons = 1.0, 0  # of the next lesson, and so far
-        self._is_asked = False  # Was any row sampled?
+        self._is_needed = False  # Was any row sampled?
         self.common: Common = (np.zeros(0, np.int64), np.zeros(0))
         self._lock = threading.Lock()
 
     def open(self, row: RowStart) -> CommonCursor | None:
         if row.draws.temperature is None:
             return None
-        self._is_asked = True
+        self._is_needed = True
         return CommonCursor(self, row.draws)
 
     def copy(self) -> CommonSource:
@@ -58,11 +58,11 @@ class CommonSource(Source):
         with self._lock:
             twin._sums, twin._weight = self._sums.copy(), self._weight
             twin._num_lessons, twin.common = self._num_lessons, self.common
-            twin._is_asked = self._is_asked
+            twin._is_needed = self._is_needed
         return twin
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        if not self._is_asked:
+        if not self._is_needed:
             return
         with self._lock:
             is_token = (top.ids >= 0) & (top.ids < len(self._sums))

@@ -147,13 +147,13 @@ def delta_rule(
         seen, known = (both @ key.mT) * between[..., 0]
     else:
         seen, known = ((part[..., None, :] * key[:, :, None] * between).sum(-1) for part in both)
-    outcome, foretold = (both * decays.exp()) @ state.float()
+    result, foretold = (both * decays.exp()) @ state.float()
     values = beta * (value - foretold)
     if values.shape[2] > 1:
         solve = torch.linalg.solve_triangular
         values = solve(beta * known, values, upper=False, unitriangular=True)
-    outcome = outcome + seen @ values
-    return outcome.transpose(1, 2).to(dtype), Told(key, values, decays)
+    result = result + seen @ values
+    return result.transpose(1, 2).to(dtype), Told(key, values, decays)
 
 
 def scan(
@@ -179,11 +179,11 @@ def scan(
     )
     decays, between = _summed(time_steps * rates.float()[:, None, None], ancestry)
     added = x * time_steps
-    outcome = outputs @ inputs.mT * between[..., 0] @ added
-    outcome = outcome + outputs @ state.float().mT * decays.exp()
+    result = outputs @ inputs.mT * between[..., 0] @ added
+    result = result + outputs @ state.float().mT * decays.exp()
     if skip is not None:
-        outcome = outcome + skip[:, None, None] * x
-    return outcome.transpose(1, 2), Told(added, inputs, decays)
+        result = result + skip[:, None, None] * x
+    return result.transpose(1, 2), Told(added, inputs, decays)
 
 
 def final_time_steps(
@@ -210,11 +210,11 @@ def convolved(
     picked = columns.flatten(0, 1).index_select(0, windows.flatten())
     picked = picked.view(*windows.shape, -1).to(weight.dtype).float()
     taps = weight.mT.float()
-    outcome = picked[:, :, 0] * taps[0]
+    result = picked[:, :, 0] * taps[0]
     for number in range(1, len(taps)):
-        outcome = torch.addcmul(outcome, picked[:, :, number], taps[number])
-    outcome = (outcome if bias is None else outcome + bias.float()).to(weight.dtype)
-    return (ACT2FN[activation](outcome) if activation else outcome).to(columns.dtype)
+        result = torch.addcmul(result, picked[:, :, number], taps[number])
+    result = (result if bias is None else result + bias.float()).to(weight.dtype)
+    return (ACT2FN[activation](result) if activation else result).to(columns.dtype)
 
 
 def across_rows(windows: torch.Tensor, num_columns: int) -> torch.Tensor:

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from selfspec.compat.branching import ROLES
-from selfspec.compat.states import StatePlace
+from selfspec.compat.states import ROLES, StatePlace
 from selfspec.compat.swapped import swapped
 from selfspec.forward.states.rules import (
     Ancestry,
@@ -60,18 +59,18 @@ class _ThisThread(threading.local):
 class _Branching:
     """Stands for a function of transformers."""
 
-    def __init__(self, name: str, stock: Callable[..., Any]) -> None:
-        self.stock = stock
+    def __init__(self, name: str, replaced: Callable[..., Any]) -> None:
+        self.replaced_function = replaced
         self._rule = _RULES[ROLES[name]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         states = None if torch.compiler.is_compiling() else _this_thread.states
         if states is None:
-            return self.stock(*args, **kwargs)
+            return self.replaced_function(*args, **kwargs)
         named = (kwargs.get("initial_state"), kwargs.get("initial_states"))
         place = states.place_of(*args[:2], *named)
         if place is None:
-            return self.stock(*args, **kwargs)
+            return self.replaced_function(*args, **kwargs)
         with in_full(args[0].device.type):
             return self._rule(states, place, *args, **kwargs)
 
@@ -90,9 +89,9 @@ def _delta_rule(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     parts = (query, key, value, g, beta, initial_state, states.ancestry(key.device))
-    outcome, told = delta_rule(*parts, normalises=use_qk_l2norm_in_kernel)
+    result, told = delta_rule(*parts, normalises=use_qk_l2norm_in_kernel)
     states.tell(place, told)
-    return outcome, initial_state
+    return result, initial_state
 
 
 def _scan(
@@ -112,9 +111,9 @@ def _scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps = final_time_steps(dt, dt_bias, is_softplus=dt_softplus)
     parts = (hidden_states, steps, A, B, C, initial_states, states.ancestry(dt.device))
-    outcome, told = scan(*parts, skip=D)
+    result, told = scan(*parts, skip=D)
     states.tell(place, told)
-    return outcome.contiguous(), initial_states
+    return result.contiguous(), initial_states
 
 
 def _scan_step(
@@ -138,10 +137,10 @@ def _scan_step(
     x, steps, inputs, outputs = (part[:, None] for part in (hidden_states, steps, B, C))
     rates = A[:, 0, 0]
     ancestry = states.ancestry(state.device)
-    outcome, told = scan(x, steps, rates, inputs, outputs, state, ancestry, skip=skip)
+    result, told = scan(x, steps, rates, inputs, outputs, state, ancestry, skip=skip)
     states.tell(place, told)
-    outcome = outcome[:, 0].to(hidden_states.dtype)
-    return (outcome if z is None else outcome * silu(z)).to(hidden_states.dtype)
+    result = result[:, 0].to(hidden_states.dtype)
+    return (result if z is None else result * silu(z)).to(hidden_states.dtype)
 
 
 def _convolution(

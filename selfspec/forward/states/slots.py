@@ -50,7 +50,7 @@ class States:
     """The states of all rows that have a place, in one tensor for each state of each layer.
 
     `branches` belongs to the last forward, until its paths are known. `layers` are what the model
-    sees, by their numbers: layers of ours, or stock layers that were taken over.
+    sees, by their numbers: layers of ours, or transformers' layers that were taken over.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class States:
             self._stores[place][first : first + len(state)] = state
 
     def hand_back(self, layers: Sequence[Any]) -> None:
-        """Lets the stock layers that were taken over keep their states themselves again."""
+        """Lets the transformers' layers that were taken over keep their states themselves again."""
         if self._places.stop:  # Otherwise an error came first, and the layers have their own.
             self.give_back(layers, self._places)
         for layer in self.layers.values():
@@ -169,7 +169,7 @@ class States:
             store[target] = store[source]
 
     def give_back(self, layers: Sequence[Any], rows: slice) -> None:
-        """Lets stock layers hold the states of some rows."""
+        """Lets transformers' layers hold the states of some rows."""
         for (index, name, number), state in self.shown_of(rows).items():
             with torch.inference_mode(False):
                 copy = state.clone(memory_format=torch.contiguous_format)

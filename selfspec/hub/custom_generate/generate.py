@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
-    from selfspec.cache.hub import FILE_NAME
+    from selfspec.cache.file import FILE_NAME
     from selfspec.plugin.attach import Attachment
     from selfspec.plugin.loop import loop_for
 except ImportError as error:
@@ -23,24 +23,18 @@ except ImportError as error:
     ) from error
 
 _NAMED = inspect.signature(GenerationMixin.generate).parameters
-_KNOBS = selfspec.SpecConfig.__dataclass_fields__
 
 
 def generate(*args, model, spec=None, **kwargs):
-    """The arguments of `generate()`, and for one call any knob of `SpecConfig`, or a ready `spec`.
+    """Takes the arguments of `generate()`, and a `SelfSpec` as `spec`.
 
     Without `spec`, what is learned stays with the model from call to call.
     """
     if isinstance(vars(model).get("generate"), partial):  # transformers took it from the folder.
         selfspec.attach(model, _spec_of_folder(model))
         return model.generate(*args, **kwargs)
-    knobs = {name: kwargs.pop(name) for name in list(kwargs) if name in _KNOBS and name != "top_k"}
     if spec is None:
-        spec = _spec_of(model, knobs)
-    elif knobs:
-        raise selfspec.ConfigError(
-            f"spec= brings its knobs; set {sorted(knobs)} when it is made, or leave spec= out"
-        )
+        spec = _spec_of(model)
     # transformers fills in its arguments with None; a None among other arguments says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
     loop, ready = loop_for(spec, model, kwargs)
@@ -58,9 +52,7 @@ def _spec_of_folder(model):
     )
 
 
-def _spec_of(model, knobs):
-    kept = getattr(model, "_selfspec", Attachment()).spec
-    if kept is None or (knobs and kept.config != selfspec.SpecConfig.of(**knobs)):
-        kept = selfspec.SelfSpec(**knobs)
-        model._selfspec = Attachment(kept)
-    return kept
+def _spec_of(model):
+    if getattr(model, "_selfspec", Attachment()).spec is None:
+        model._selfspec = Attachment(selfspec.SelfSpec())
+    return model._selfspec.spec

@@ -49,7 +49,7 @@ class Reader:
         self._thread.start()
         self._is_closed = False
         self._jobs: deque[_Job] = deque()  # in the order of their use
-        self._held: int | None = None
+        self._buffer_in_use: int | None = None
         self.seconds_waited = 0.0
         self.seconds_read = 0.0
         self._fill_free(0)
@@ -65,15 +65,15 @@ class Reader:
             self._forget()
             self._fill_free(item)
         self._wait_for_first()
-        self._held = self._jobs[0].buffer
+        self._buffer_in_use = self._jobs[0].buffer
         self._jobs.popleft()
         self.seconds_waited += perf_counter() - start
-        return self._held
+        return self._buffer_in_use
 
     def give_back(self) -> None:
         """The buffer that was taken last may be filled again."""
-        if self._held is not None:
-            self._held = None
+        if self._buffer_in_use is not None:
+            self._buffer_in_use = None
             if self._jobs:
                 self._fill_free((self._jobs[-1].item + 1) % self._num_items)
 
@@ -99,7 +99,7 @@ class Reader:
         """Fills all free buffers, from an item on; none once the reader is closed."""
         if self._is_closed:
             return
-        used = {job.buffer for job in self._jobs} | {self._held}
+        used = {job.buffer for job in self._jobs} | {self._buffer_in_use}
         for buffer in range(len(self.buffers)):
             if buffer not in used:
                 job = _Job(item, buffer, Future())

@@ -149,15 +149,15 @@ def _one_at_a_time(module: nn.Module, stream: Stream) -> Any:
     def locked_forward(*args: Any, **kwargs: Any) -> Any:
         with stream.lock:
             try:
-                outcome = forward(owner(), *args, **kwargs)
+                output = forward(owner(), *args, **kwargs)
             finally:
                 stream.end()
-        if outcome[0].requires_grad:
+        if output[0].requires_grad:
             raise UnsupportedError(
                 "a streamed model can't compute gradients: the weights that they need are gone by "
                 "then; load it without max_memory"
             )
-        return outcome
+        return output
 
     locked_forward.__module__ = __name__  # So trials don't take it for a user's code.
     locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ def test_a_method_answers_as_stock_does_and_its_prompts_forward_is_timed(name):
     model = attach(new_model())
     method = new_method(name, Resources(assistant=new_model(num_hidden_layers=1)))
     assert (method.name, method.refusal(model)) == (name, None)
-    result = timed(model, lambda: method.answer(model, ids(), **ASKED))
+    result = timed(model, lambda one: method.answer(model, ids(), streamer=one, **ASKED))
     assert torch.equal(result.output, new_method("stock").answer(model, ids(), **ASKED))
     assert 0 < result.prefill_seconds < result.seconds
     if name == "forward-only":
@@ -71,8 +71,8 @@ SOURCES = {
     "selfspec-branches": {*SOURCE_NAMES, "grams"},
     "selfspec-intervals": set(SOURCE_NAMES),
     "ghidorah": set(SOURCE_NAMES),
-    "suffix": {"context", "texts"},
-    "rest": {"texts"},
+    "suffix": {"context", "answers"},
+    "rest": {"answers"},
     "lookahead": {"grams"},
     "edgellm": {"draft model"},
     "sam": {"match", "tree"},

@@ -12,9 +12,8 @@ import torch
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, UnsupportedError
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
-from selfspec.compat.states import states_by_place
+from selfspec.compat.states import state_functions, states_by_place
 from selfspec.forward.layers import StateLayer
 from selfspec.forward.states import slots
 from selfspec.forward.states.rules import Ancestry, Told

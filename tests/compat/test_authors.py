@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.utils import prune
 from transformers.models.lfm2 import modeling_lfm2
 
-from selfspec.compat import origins
+from selfspec.compat import authors
 from selfspec.compat.modules import hooks_on
 from selfspec.forward.states.seam import _Branching
 from tests.fakes import new_model, of_library, tiny_model
@@ -92,15 +92,15 @@ USERS = {
 
 @pytest.mark.parametrize("code", USERS.values(), ids=USERS)
 def test_code_of_a_user_is_known_through_what_wraps_it(code: Any) -> None:
-    assert not origins.is_of_library(code)
-    assert not origins.is_harmless(code)
+    assert not authors.is_of_library(code)
+    assert not authors.is_harmless(code)
 
 
 def test_operators_and_scripts_of_libraries_are_theirs() -> None:
     with quiet():
         scripted = torch.jit.script(nn.functional.silu)
     for code in (scripted, torch.ops.aten.add, torch.ops.aten.add.Tensor, nn.Linear(1, 1).to):
-        assert origins.is_of_library(code)
+        assert authors.is_of_library(code)
 
 
 def wrapped_by_trl(inner: Any) -> Any:
@@ -117,23 +117,23 @@ def wrapped_by_trl(inner: Any) -> Any:
 
 
 def test_a_forward_of_trl_is_of_a_library_if_the_one_inside_of_it_is() -> None:
-    assert origins.is_of_library(wrapped_by_trl(nn.Linear(1, 1).forward))
-    assert not origins.is_of_library(wrapped_by_trl(partial(hook, 1)))
+    assert authors.is_of_library(wrapped_by_trl(nn.Linear(1, 1).forward))
+    assert not authors.is_of_library(wrapped_by_trl(partial(hook, 1)))
 
 
 def test_layers_are_of_libraries() -> None:
     for module in tiny_model().modules():
         for code in (type(module), type(module).forward, module.forward):
-            assert origins.is_of_library(code)
-    assert not origins.is_of_library(print)
+            assert authors.is_of_library(code)
+    assert not authors.is_of_library(print)
 
 
 def test_closures_of_one_function_are_the_same() -> None:
     ones = [lambda *_, n=n: n for n in range(2)]
-    assert origins.functions_of(ones[0]) == origins.functions_of(ones[1])
-    assert origins.functions_of(ones[0]) != origins.functions_of(hook)
-    assert origins.functions_of(Hooks()) == origins.functions_of(Hooks())
-    assert origins.name_of(partial(hook, 1)) == origins.name_of(torch.no_grad()(hook)) == "hook"
+    assert authors.functions_of(ones[0]) == authors.functions_of(ones[1])
+    assert authors.functions_of(ones[0]) != authors.functions_of(hook)
+    assert authors.functions_of(Hooks()) == authors.functions_of(Hooks())
+    assert authors.name_of(partial(hook, 1)) == authors.name_of(torch.no_grad()(hook)) == "hook"
 
 
 def added(model: Any, add: Any) -> list[Any]:
@@ -148,27 +148,27 @@ def test_hooks_that_change_no_token_are_harmless() -> None:
     ):
         hooks = added(new_model(), add)
         assert hooks
-        assert all(map(origins.is_harmless, hooks))
+        assert all(map(authors.is_harmless, hooks))
     layer = nn.Linear(2, 2)
     add_hook_to_module(layer, AlignDevicesHook())
-    assert origins.is_of_library(layer.forward)
-    assert origins.is_of_library(layer._hf_hook)
+    assert authors.is_of_library(layer.forward)
+    assert authors.is_of_library(layer._hf_hook)
 
 
 def test_functions_that_a_user_has_put_into_modules_of_libraries(monkeypatch: Any) -> None:
     classes = {type(module) for module in tiny_model("lfm2").modules()}
-    assert origins.replaced_functions(classes) == []
-    assert origins.replaced_functions({Hooks}) == []
+    assert authors.replaced_functions(classes) == []
+    assert authors.replaced_functions({Hooks}) == []
     monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", of_library(hook, "liger_kernel"))
-    assert origins.replaced_functions(classes) == []
+    assert authors.replaced_functions(classes) == []
     place = "transformers.models.lfm2.modeling_lfm2.causal_conv1d_fn"
     # Alone, after ours, and in a mock, which has every attribute.
     branching, mock = _Branching("causal_conv1d_fn", hook), MagicMock(side_effect=hook)
     for function in (hook, branching, mock, SCRIPTED, Doubled.apply, cached_property(hook)):
         monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", function)
-        assert origins.replaced_functions(classes) == [(place, function)]
+        assert authors.replaced_functions(classes) == [(place, function)]
     monkeypatch.undo()
-    assert origins.replaced_functions(classes) == []
+    assert authors.replaced_functions(classes) == []
 
 
 def test_a_function_that_is_taken_back_is_freed(monkeypatch: Any) -> None:
@@ -178,7 +178,7 @@ def test_a_function_that_is_taken_back_is_freed(monkeypatch: Any) -> None:
         """A closure, which may hold much memory."""
 
     monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", theirs)
-    assert origins.replaced_functions(classes)
+    assert authors.replaced_functions(classes)
     reference = weakref.ref(theirs)
     del theirs
     monkeypatch.undo()
@@ -190,12 +190,12 @@ def test_what_torch_has_compiled_replaces_nothing() -> None:
     norm = model.model.layers[0].ffn_norm
     torch.compile(norm.forward, backend="eager")(torch.ones(1, norm.weight.numel()))
     assert any(name.startswith("__compiled_fn_") for name in vars(modeling_lfm2))
-    assert origins.replaced_functions({type(module) for module in model.modules()}) == []
+    assert authors.replaced_functions({type(module) for module in model.modules()}) == []
 
 
 def test_a_part_that_torch_wraps_replaces_nothing() -> None:
     wrapped = torch.compile(nn.Linear(2, 2), backend="eager")
-    assert origins.replaced_functions({type(wrapped)}) == []
+    assert authors.replaced_functions({type(wrapped)}) == []
 
 
 def test_kernels_of_the_hub_are_of_a_library(monkeypatch: Any, tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_kernels_of_the_hub_are_of_a_library(monkeypatch: Any, tmp_path: Path) -
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
-        assert origins.is_of_library(MethodType(module.forward, nn.ReLU())) is is_of_library
+        assert authors.is_of_library(MethodType(module.forward, nn.ReLU())) is is_of_library
 
 
 def test_llm_int8_is_known_by_its_name() -> None:
     layer = type("Linear8bitLt", (nn.Linear,), {})(2, 2)
-    assert origins.layer_that_mixes_tokens(layer) is None
+    assert authors.layer_that_mixes_tokens(layer) is None
     layer.state = type("State", (), {"threshold": 6.0})()
-    assert "Linear8bitLt" in str(origins.layer_that_mixes_tokens(layer))
+    assert "Linear8bitLt" in str(authors.layer_that_mixes_tokens(layer))
     layer.state.threshold = 0.0
-    assert origins.layer_that_mixes_tokens(layer) is None
+    assert authors.layer_that_mixes_tokens(layer) is None

@@ -72,7 +72,8 @@ NOT_IN_STEPS = frozenset(
 _OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
 # The attributes in which a wrapper may hold the function inside; `_torchdynamo_inline` is of a
-# function that torch has scripted, `_init_fn` of a custom operator, and `stock` of ours.
+# function that torch has scripted, `_init_fn` of a custom operator, and `replaced_function` of
+# ours.
 _INSIDE = (
     "func",
     "fget",
@@ -81,7 +82,7 @@ _INSIDE = (
     "_torchdynamo_orig_callable",
     "_torchdynamo_inline",
     "_init_fn",
-    "stock",
+    "replaced_function",
 )
 # Classes of torch whose code is made from somebody else's, and the operators that torch has itself.
 _OF_ANYBODY = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.GraphModule)
@@ -250,7 +251,7 @@ def layer_that_mixes_tokens(module: nn.Module) -> str | None:
 
     LLM.int8 of bitsandbytes computes a column in half precision if any token of the forward has a
     large value there. Without this, a trial without such a token would pass, and a text could
-    differ from stock's.
+    differ from transformers'.
     """
     if type(module).__name__ != "Linear8bitLt":
         return None

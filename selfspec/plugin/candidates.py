@@ -1,7 +1,7 @@
 """Parts for transformers' own loops: a candidate generator and a logits processor.
 
-`SelfSpecCandidateGenerator` drafts a chain for stock's assisted decoding. `LutRecorder` fills the
-LUTs during any stock call.
+`SelfSpecCandidateGenerator` drafts a chain for transformers' assisted decoding. `LutRecorder` fills
+the LUTs during any plain call.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MAX_NODES = 16  # of a chain, the last committed token among them
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
-    """Drafts chains for stock's assisted decoding, which takes one row.
+    """Drafts chains for transformers' assisted decoding, which takes one row.
 
-    Stock has no argument for a candidate generator, so `generate` calls it::
+    transformers has no argument for a candidate generator, so `generate` calls it::
 
         SelfSpecCandidateGenerator(spec).generate(model, **inputs)
 
@@ -49,11 +49,11 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
         loop, ready = loop_for(self._spec, model, arguments)
-        # With this, stock checks the call and prepares it as one of assisted decoding.
+        # With this, transformers checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
-        return model.generate(custom_generate=replace(loop, then=self._write), **ready)
+        return model.generate(custom_generate=replace(loop, on_call=self._decode), **ready)
 
-    def _write(self, prompt: Call) -> Any:
+    def _decode(self, prompt: Call) -> Any:
         if not prompt.input_ids.shape[1]:
             raise UnsupportedError(
                 "inputs_embeds must come with their input_ids, since the assisted decoding of "
@@ -84,7 +84,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def get_candidates(
         self, input_ids: torch.Tensor, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`input_ids` (1, L) followed by the chain; no logits, so stock checks it greedily."""
+        """`input_ids` (1, L) followed by the chain; without logits it is checked greedily."""
         drafter, prompt = self._drafter, self._prompt
         if drafter is None or prompt is None:
             return input_ids, None
@@ -98,7 +98,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
+        """Learns from the scores (1, drafts + 1, V) of a step, which `input_ids` ends with."""
         is_first = self._drafter is None
         drafter = self._drafter = self._drafter or self._opened(input_ids, scores.shape[-1])
         learned = drafter.learned
@@ -125,15 +125,15 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]
-    """Fills a `SelfSpec`'s LUTs from the scores of a stock call, and changes none of them.
+    """Fills a `SelfSpec`'s LUTs from the scores of a plain call, and changes none of them.
 
-    It records under ``learning="session"`` alone, in any stock `generate()`, with one row or many.
+    It records under ``learning="session"`` alone, in any plain `generate()`, with one row or many.
     It sees the scores as the processors before it in the list leave them::
 
         model.generate(**inputs, logits_processor=[LutRecorder(spec)])
     """
 
-    looks_at_rows = True  # With our own loop, rows may then advance by different numbers of tokens.
+    is_row_wise = True  # With our own loop, rows may then advance by different numbers of tokens.
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec

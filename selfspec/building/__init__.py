@@ -1,1 +1,0 @@
-"""Building a cache: from texts, and from what a model predicts in them."""
