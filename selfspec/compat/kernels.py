@@ -138,7 +138,7 @@ def int4_order() -> torch.Tensor:
     packed = (int4_packed(part.contiguous()) for part in (rows % 16, rows // 16))
     low, high = (_four_numbers(part).long() + 8 for part in packed)
     order = low + 16 * high
-    return order[:64] if len(order[:64].unique()) == 64 else order[:32]
+    return order[:64] if len(set(order[:64].tolist())) == 64 else order[:32]
 
 
 def _four_numbers(packed: torch.Tensor) -> torch.Tensor:
