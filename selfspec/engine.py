@@ -26,7 +26,7 @@ from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, Seen, learn
 from selfspec.machine.busy import Laps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
-from selfspec.neural.self_draft import SelfDraft
+from selfspec.neural.copy_source import CopySource
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.row import Row
@@ -295,7 +295,7 @@ class Engine:
         stats.heads_reason = self._runner.why_no_heads(backend)
         if (source := prompt.draft_model) is not None:
             stats.draft_model_reason = stats.idle_reason
-        if isinstance(source, SelfDraft):
+        if isinstance(source, CopySource):
             stats.draft_model_bytes = source.num_bytes
             stats.draft_model_reason = source.reason or stats.idle_reason
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
