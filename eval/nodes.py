@@ -69,8 +69,8 @@ class Case:
             tree.add((node - 1) // 2, dice.randrange(5, self.num_ids), 0.5)
         with torch.no_grad(), self.runner.decoding():
             start = perf_counter()
-            self.backend.forward(self.backend.lay_out(self.rows, [tree]))
-            self.backend.commit([[0, 1][:num_nodes]])
+            self.backend.lay_out(self.rows, [tree])()
+            self.backend.kv.commit([[0, 1][:num_nodes]])
             self.times.setdefault(num_nodes, []).append(1e3 * (perf_counter() - start))
 
     def figures(self) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from selfspec.cache import CacheContents, tokenizer_info
 from selfspec.cache.contents import Arrays
-from selfspec.cache.learned_on_demand import LearnedOnDemand
+from selfspec.cache.memory_loader import DraftMemoryLoader
 from selfspec.config import SpecConfig
-from selfspec.draft.learned import Learned
-from selfspec.draft.sources.texts import MAX_TOKENS
+from selfspec.draft.memory import DraftMemory
+from selfspec.draft.sources.answers import MAX_TOKENS
 from selfspec.errors import BuildError, first_mistake, one_line
 from selfspec.forward.model import max_positions, vocab_size
 from selfspec.learning import top_k_of
@@ -79,7 +79,7 @@ def _tables(
     say: Callable[[str], object],
 ) -> tuple[dict[str, Arrays], int]:
     """The LUTs that the model has filled, and how many tokens it has read for them."""
-    learned = LearnedOnDemand(SpecConfig()).of(vocab_size(model))
+    learned = DraftMemoryLoader(SpecConfig()).of(vocab_size(model))
     num_read = 0
     for num_tokens in teach(learned, model.eval(), documents):
         num_read += num_tokens
@@ -111,7 +111,9 @@ def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[
     return texts, num_left_out
 
 
-def teach(learned: Learned, model: PreTrainedModel, documents: Iterable[TokenIds]) -> Iterator[int]:
+def teach(
+    learned: DraftMemory, model: PreTrainedModel, documents: Iterable[TokenIds]
+) -> Iterator[int]:
     """Shows the sources of `learned` what the model predicts after the tokens of the documents.
 
     Documents are cut into windows. Yields the number of tokens in a forward.

@@ -19,7 +19,9 @@ FORWARDS = ("auto", "eager", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
 # Names of a draft model that is the model itself, with rounded weights.
 ROUNDED = ("int4", "int8")
-SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "common", "heads")
+SOURCE_NAMES = ("lut", "lut2", "context", "answers", "near_misses", "common", "heads")
+# Their names until 0.4, which are still understood.
+OLD_SOURCE_NAMES = {"texts": "answers", "runners": "near_misses"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +44,9 @@ class SpecConfig:
         sources: Where drafts come from, by name; without any, and without sources of
             your own, all decoding is plain. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text
-            contains already. "texts": what answers and the texts of a cache have said before.
-            "runners": what the model nearly chose. "common": what it finds likely everywhere, where
-            a text is sampled. "heads": what heads say that come with the
+            contains already. "answers": what answers and the texts of a cache have said before.
+            "near_misses": what the model nearly chose. "common": what it finds likely everywhere,
+            where a text is sampled. "heads": what heads say that come with the
             model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
@@ -125,7 +127,11 @@ class SpecConfig:
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):
             raise ConfigError(f"sources must be a list of names (got {self.sources!r})")
-        object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "sources", tuple(map(_new_name, self.sources)))
         check_names("source", self.sources, SOURCE_NAMES)
         if len(set(self.sources)) != len(self.sources):
             raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")
+
+
+def _new_name(source: Any) -> Any:
+    return OLD_SOURCE_NAMES.get(source, source) if isinstance(source, str) else source

@@ -15,18 +15,18 @@ from typing import TypeAlias
 from selfspec.ability.families import unplaced_id
 from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import RowStart
 from selfspec.drafts import draft, walked
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
-from selfspec.forward.model import num_readable
+from selfspec.forward.model import num_readable, run_forward
 from selfspec.forward.prompt import Prefilled, read_prompt, start_anew
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, Seen, learn
 from selfspec.machine.busy import Laps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
-from selfspec.neural.self_draft import SelfDraft
+from selfspec.neural.copy_source import CopySource
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.row import Row
@@ -53,7 +53,7 @@ class Engine:
         runner: ModelRunner,
         backend: Backend,
         *,
-        learned: Callable[[int], Learned],  # For a vocabulary of some size.
+        learned: Callable[[int], DraftMemory],  # For a vocabulary of some size.
         budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),
@@ -124,7 +124,7 @@ class Engine:
         shared = RowStart(
             budget=self.budget,
             num_rows=len(self.rows) + len(prompt.input_ids),
-            kv=self.backend.kv,
+            kv=None if self.backend.chains_only else self.backend.kv,
         )
         rows = prompt.new_rows(prefilled, shared, self._model_sources, new_drafter)
         self.sharing.joined(prompt, prefilled)
@@ -171,10 +171,10 @@ class Engine:
         for rows, seen in self._forwards(laps):
             records = walked(rows, seen.logits)
             laps.end("verify")
-            self.backend.commit([[] if record is None else record.path for record in records])
+            self.backend.kv.commit([[] if record is None else record.path for record in records])
             # Where drafts led to NaN, their slots are emptied.
             if spoiled := [index for index, row in enumerate(rows) if row.is_spoiled]:
-                self.backend.wipe(spoiled)
+                self.backend.kv.wipe(spoiled)
             laps.end("commit")
             committed += learn(rows, records, seen)
             laps.end("learn")
@@ -197,10 +197,10 @@ class Engine:
     def _next_step(self) -> Step:
         """What the budget allows now, once cursors that take time had theirs."""
         backend, budget, num_rows = self.backend, self.budget, len(self.rows)
-        run_as = (backend.kind, num_rows, context_bucket(backend.front))
+        run_as = (backend.kind, num_rows, context_bucket(backend.kv.front))
         if run_as != self._run_as:
             self._run_as = run_as
-            budget.run_as(num_rows, self._runner.curve(backend, num_rows))
+            budget.run_as(num_rows, self._runner.costs.curve(self._runner.model, backend, num_rows))
         for source in self._model_sources:
             source.before_step(num_rows, budget)
         for row in self.rows:
@@ -236,8 +236,9 @@ class Engine:
         """Runs a forward, and lets the device send what the walks and the sources need."""
         layout = self.backend.lay_out(rows, [row.tree for row in rows])
         laps.end("layout")
-        wanted = any(row.drafter.wants_states for row in rows)
-        logits, states = self.backend.forward(layout, with_states=wanted)
+        # A captured forward shows nobody its states.
+        wanted = self.backend.shows_states and any(row.drafter.wants_states for row in rows)
+        logits, states = run_forward(self._runner.model, layout, with_states=wanted)
         laps.end("forward")
         # The device is asked first for what the walk needs, then for the tables.
         read = StepLogits(logits, self._device)
@@ -275,8 +276,7 @@ class Engine:
 
     def _keep(self, rows: list[Row]) -> None:
         self.rows = rows
-        if self.backend.kv is not None:
-            self.backend.kv.keep_rows(rows)
+        self.backend.kv.keep_rows(rows)
 
     def _tell_steps(self, committed: list[Committed]) -> None:
         for on_step in tuple(self._on_step):  # One may be added or taken out meanwhile.
@@ -295,7 +295,7 @@ class Engine:
         stats.heads_reason = self._runner.why_no_heads(backend)
         if (source := prompt.draft_model) is not None:
             stats.draft_model_reason = stats.idle_reason
-        if isinstance(source, SelfDraft):
+        if isinstance(source, CopySource):
             stats.draft_model_bytes = source.num_bytes
             stats.draft_model_reason = source.reason or stats.idle_reason
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

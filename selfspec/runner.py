@@ -22,7 +22,7 @@ from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
 from selfspec.compat.states import state_functions
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve, Ledger
+from selfspec.cost import Ledger
 from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
@@ -182,10 +182,6 @@ class ModelRunner:
     def decoding(self) -> AbstractContextManager[None]:
         """Inside, transformers' own switches for decoding are set."""
         return decoding_switches(self.model)
-
-    def curve(self, backend: Backend, num_rows: int) -> CostCurve:
-        """What steps of so many rows cost by their width, as far as it is known or expected."""
-        return self.costs.curve(self.model, backend, num_rows)
 
     def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
         """How many rows may come and go together, and what they may take."""

@@ -132,8 +132,8 @@ class Sharing:
 
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""
-        ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row)])
-        return Text(ids, row.prompt_end, self._backend.text_kv(row))
+        ids = np.array((row.prompt_ids + row.new_ids)[: row.num_columns])
+        return Text(ids, row.prompt_end, self._backend.kv.text_kv(row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from selfspec.cache import CacheContents, RememberedFile, TokenizerInfo
-from selfspec.cache.learned_on_demand import LearnedOnDemand
+from selfspec.cache.memory_loader import DraftMemoryLoader
 from selfspec.config import SpecConfig
 from selfspec.records import TopK
 
@@ -47,7 +47,7 @@ def lut2(pairs: Sequence[tuple[int, int]] = ((1, 4), (3, 1)), top_k: int = 4):
 def rates() -> list:
     return [
         [[["lut", 0, 1, 1, 0]], 3.5, 5.0],
-        [[["lut", 0, 1, 1, 0], ["runners", 0, 1, 1, 2]], 1.0, 4.0],
+        [[["lut", 0, 1, 1, 0], ["near_misses", 0, 1, 1, 2]], 1.0, 4.0],
     ]
 
 
@@ -78,13 +78,13 @@ def _plain(arrays) -> dict[str, tuple]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items()}
 
 
-def remembering(path) -> LearnedOnDemand:
+def remembering(path) -> DraftMemoryLoader:
     """What a `SelfSpec` has with `remember`."""
     remembered = RememberedFile(path, OWNER, saves=True)
-    return LearnedOnDemand(SpecConfig(sources=("lut", "lut2")), remembered=remembered)
+    return DraftMemoryLoader(SpecConfig(sources=("lut", "lut2")), remembered=remembered)
 
 
-def learn(on_demand: LearnedOnDemand, tokens: Sequence[int], id_: int = 5) -> None:
+def learn(on_demand: DraftMemoryLoader, tokens: Sequence[int], id_: int = 5) -> None:
     shape = (len(tokens), 8)
     top = TopK(np.full(shape, id_, np.int32), np.full(shape, 0.1, np.float16))
     pairs = np.array([[-1, token] for token in tokens], np.int64).reshape(-1, 2)

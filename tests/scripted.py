@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -18,12 +18,11 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, CostCurve, Ledger
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.drafts import walked
 from selfspec.engine import Engine
-from selfspec.forward.model import Forwarded
 from selfspec.machine.device import Device
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.row import Stops, output_of
@@ -89,22 +88,24 @@ class ScriptedBackend:
     def max_width(self, max_nodes: int) -> int:
         return min(max_nodes, next(iter(self.max_widths), max_nodes))
 
-    def lay_out(self, rows: Sequence[Any], trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def lay_out(
+        self, rows: Sequence[Any], trees: Sequence[DraftTree]
+    ) -> Callable[[], torch.Tensor]:
         assert [row.index for row in rows] == self.live
         assert len(trees) == len(self.texts)
         for tree in trees:
             check_tree(tree)
         self._trees = list(trees)
         self.widths.append(max(len(tree.tokens) for tree in trees))
-        return self._trees
+        return partial(self.run, self._trees)
 
-    def forward(self, layout: list[DraftTree], *, with_states: bool = False) -> Forwarded:
+    def run(self, layout: list[DraftTree]) -> torch.Tensor:
         width = max(len(tree.tokens) for tree in layout)
         rows = []
         for tree, text in zip(layout, self.texts, strict=True):
             nodes = [self.model.logits(text + path) for path in paths_to_nodes(tree)]
             rows.append(torch.stack(nodes + nodes[:1] * (width - len(nodes))))
-        return Forwarded(torch.stack(rows))
+        return torch.stack(rows)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         for row, (tree, path) in enumerate(zip(self._trees, paths, strict=True)):
@@ -125,12 +126,13 @@ class ScriptedRunner:
     """Runs a scripted model."""
 
     def __init__(self, config: SpecConfig, curve: Callable[[ScriptedBackend], CostCurve]) -> None:
-        self.config, self.ledger, self._curve = config, Ledger(), curve
+        self.config, self.ledger, self.model, self.costs = config, Ledger(), None, self
+        self._curve = curve
 
     def sources(self, top_k: int) -> list[Source]:
         return []
 
-    def curve(self, backend: Any, num_rows: int) -> CostCurve:
+    def curve(self, model: None, backend: Any, num_rows: int) -> CostCurve:
         return self._curve(backend)
 
 
@@ -227,7 +229,7 @@ class Run:
         self.backend = ScriptedBackend(self.model, self.prompts)
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
-        self.learned = Learned(
+        self.learned = DraftMemory(
             list(self.sources), Calibration(), top_k=3, learns=self.learns, shape=self.shape
         )
         self.rows = [

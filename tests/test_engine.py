@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,16 +13,16 @@ from hypothesis import strategies as st
 from selfspec import SelfSpec, attach
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration, FixedPrior
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import (
     ContextSource,
     Cursor,
     LutSource,
+    NearMissesSource,
     RowStart,
-    RunnersSource,
     Source,
 )
-from selfspec.records import Evidence, TopK
+from selfspec.records import Evidence
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.tape import NoiseTape
@@ -44,7 +42,7 @@ from tests.scripted import (
     wild,
 )
 
-DRAFTERS = ("context", "doubt", "lies", "lut", "runners", "truth", "wild")
+DRAFTERS = ("context", "doubt", "lies", "lut", "near_misses", "truth", "wild")
 
 
 def sources_of(names: set[str], model: ScriptedModel) -> list[Any]:
@@ -53,7 +51,7 @@ def sources_of(names: set[str], model: ScriptedModel) -> list[Any]:
         "doubt": doubtful(model),
         "lies": hostile(model),
         "lut": LutSource(VOCAB, 3),
-        "runners": RunnersSource(),
+        "near_misses": NearMissesSource(),
         "truth": omniscient(model),
         "wild": wild(1),
     }
@@ -161,9 +159,9 @@ def test_each_stage_gets_the_time_of_its_verb():
             self.now += 1
             return super().lay_out(*asked)
 
-        def forward(self, layout, **asked):
+        def run(self, layout):
             self.now += 10
-            return super().forward(layout, **asked)
+            return super().run(layout)
 
         def commit(self, paths):
             self.now += 100
@@ -264,7 +262,7 @@ def test_noise_is_freed_once_every_row_is_past_it():
 
 
 def test_learning_scopes():
-    memory = Learned([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
+    memory = DraftMemory([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
     kept = {
         scope: (
             request.sources[0] is memory.sources[0],
@@ -340,7 +338,7 @@ def test_a_source_whose_candidates_are_none_ends_no_text(candidate, caplog):
         def open(self, row: RowStart) -> Cursor:
             return Wrong(candidate)
 
-    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), WrongSource(), RunnersSource()])
+    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), WrongSource(), NearMissesSource()])
     assert run.decode() == plain_text(run)
     assert run.stats.tokens_per_step > 2
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]
@@ -354,39 +352,3 @@ def test_an_error_of_a_calibration_is_its_own_and_no_sources():
     with pytest.raises(KeyError, match="unknown"):
         attach(tiny_model()).generate(**prompt(), assistant=spec, max_new_tokens=24)
     assert spec.learned(len(tiny_model().lm_head.weight)).failed == set()
-
-
-def test_a_source_that_cannot_say_what_it_has_learned_is_left_out(caplog):
-    class Untold(LutSource):
-        @property
-        def nbytes(self) -> int:
-            raise ValueError("on purpose")
-
-        def arrays(self) -> Any:
-            raise ValueError("on purpose")
-
-    lut, untold = LutSource(VOCAB, 3), Untold(VOCAB, 3)
-    untold.name = "untold"
-    learned = Learned([untold, lut], Calibration(), top_k=3)
-    lut.observe_pairs(np.array([[1, 2]]), TopK(np.array([[3, 4, 5]]), np.full((1, 3), 0.2)))
-    assert learned.nbytes == lut.nbytes
-    assert list(learned.tables()) == ["lut"]
-    assert ["'untold' has failed" in each.getMessage() for each in caplog.records] == [True]
-    model, spec = attach(tiny_model()), SelfSpec(extra_sources=[Untold(VOCAB, 3)])
-    ids = model.generate(**prompt(), assistant=spec, max_new_tokens=5, do_sample=False)
-    assert torch.equal(ids, model.generate(**prompt(), max_new_tokens=5, do_sample=False))
-
-
-def test_a_source_that_cannot_be_copied_is_left_out_of_the_request(caplog):
-    class Single(LutSource):
-        def copy(self) -> LutSource:
-            raise ValueError("on purpose")
-
-    broken, lut = Single(VOCAB, 3), LutSource(VOCAB, 3)
-    broken.name = "broken"
-    learned = Learned([broken, lut], Calibration(), top_k=3)
-    for _ in range(2):
-        assert [source.name for source in learned.for_request("request").sources] == ["lut"]
-    assert ["'broken' has failed" in each.getMessage() for each in caplog.records] == [True]
-    with pytest.raises(ValueError, match="on purpose"):
-        replace(learned, strict=True).for_request("request")

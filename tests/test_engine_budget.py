@@ -41,10 +41,10 @@ class ClockedBackend(ScriptedBackend):
         self.now, self.prompt = 0.0, prompt
         self._curve, self._dice, self._adjusted = curve, dice, adjusted
 
-    def forward(self, layout, **options):
+    def run(self, layout):
         seconds = self._curve.seconds(self.widths[-1]) * self._dice.lognormvariate(0, 0.08)
         self.now += self._adjusted(self, seconds)
-        return super().forward(layout, **options)
+        return super().run(layout)
 
 
 def decode(backend: ClockedBackend, drafts: Any, length: int = LENGTH, **options: Any) -> None:

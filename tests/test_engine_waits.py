@@ -22,8 +22,8 @@ STEP = [
 def test_a_greedy_step_waits_once_for_ids_and_once_for_tables():
     log: list[str] = []
     run = Run(MODEL, [[1, 2]], [omniscient(MODEL)], max_length=12, device=RecordingDevice(log))
-    for name in ("forward", "commit"):
-        setattr(run.backend, name, told(log, name, getattr(run.backend, name)))
+    for method, name in (("run", "forward"), ("commit", "commit")):
+        setattr(run.backend, method, told(log, name, getattr(run.backend, method)))
     run.decode()
     # Nothing comes before the first token, and no KV is moved.
     assert log == ["fetch", "get", "fetch", "get"] + STEP * run.stats.num_steps

@@ -127,7 +127,7 @@ def path_logits(
     for token in path[1:]:
         tree.add(nodes[-1], (token + 1) % VOCAB, 0.5)
         nodes.append(tree.add(nodes[-1], token, 0.4))
-    of_tree = backend.forward(backend.lay_out(rows, [tree])).logits[0, nodes]
+    of_tree = backend.lay_out(rows, [tree])()[0, nodes]
     whole = torch.cat([ids, torch.tensor([list(path)], device="cuda")], dim=1)
     with sdpa_kernel(SDPBackend.MATH):
         plain = model(input_ids=whole, use_cache=False).logits[0, ids.shape[1] :]

@@ -19,7 +19,7 @@ from eval.methods.sam import SamSource
 from selfspec.cache import CacheContents
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources.texts import TextsSource
+from selfspec.draft.sources.answers import AnswersSource
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
 from selfspec.papers.diaa import DynamicTree
@@ -34,7 +34,7 @@ FIXED_NODES = 81  # Token Recycling's, the root among them.
 _RANK_RATES = (0.323, 0.075, 0.049, 0.031, 0.017, 0.019, 0.032, 0.007)
 
 
-class Datastore(TextsSource):
+class Datastore(AnswersSource):
     """Texts that are there from the start, after REST; of equal places the newest alone drafts."""
 
     name = "datastore"
@@ -132,7 +132,7 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,
     "selfspec-intervals": _keeping_shapes,
-    "suffix": lambda _: {"sources": ("context", "texts"), "max_depth": 64},
+    "suffix": lambda _: {"sources": ("context", "answers"), "max_depth": 64},
     "rest": _rest,
     "sam": lambda given: {
         "sources": (),

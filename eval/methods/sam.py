@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources import ContextSource, Cursor, RowStart, Source
+from selfspec.draft.sources import ContextSource, Cursor, LutSource, RowStart, Source
 from selfspec.draft.sources.context import ContextCursor
-from selfspec.papers.diaa import Tables, TablesCursor
+from selfspec.papers.diaa import Tables
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 _LEAST_MATCH = 5
@@ -27,7 +27,7 @@ class SamSource(Source):
     name = "sam"
 
     def __init__(self, top_k: int) -> None:
-        self._lut = Tables(top_k)
+        self._lut: LutSource = Tables(top_k)
         self._context = ContextSource(1)
 
     def open(self, row: RowStart) -> SamCursor:
@@ -46,7 +46,7 @@ class SamSource(Source):
 class SamCursor(Cursor):
     """Asks one of two cursors; which one, the root decides for the whole tree."""
 
-    def __init__(self, context: ContextCursor, lut: TablesCursor) -> None:
+    def __init__(self, context: ContextCursor, lut: Cursor) -> None:
         self._context = context
         self._lut = lut
         self._copies = False
@@ -54,7 +54,7 @@ class SamCursor(Cursor):
     def root(self) -> Any:
         """Chooses by the longest match that the text's end has."""
         state = self._context.root()
-        lengths = [length for _, length in state]
+        lengths = [run for _, run in state.matches]
         self._copies = max(lengths, default=0) >= _LEAST_MATCH
         return state if self._copies else self._lut.root()
 

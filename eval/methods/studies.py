@@ -171,9 +171,9 @@ STUDIES: dict[str, Study] = {
         "Self-Draft, figure 8",
         {
             "stock": _STOCK,
-            "context, texts": Variant("selfspec-branches", {"sources": ["context", "texts"]}),
+            "context, texts": Variant("selfspec-branches", {"sources": ["context", "answers"]}),
             "context": Variant("selfspec-branches", {"sources": ["context"]}),
-            "texts": _fixed(sources=["texts"]),
+            "answers": _fixed(sources=["answers"]),
         },
     ),
     "rules": Study(

@@ -2,7 +2,7 @@
 
 The text stands for the model: at each token it says what comes next, and nothing of what else was
 likely. So tables learn from the text's own tokens alone, where a model would teach them its top-K
-after every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
+after every drafted node, and the near misses have nothing to say. Tokens per step come out lower
 than with the model; what a knob or a source does to them is what it is for. The same rows and
 knobs give the same figures on every machine. A `Clock` says what each step would have taken.
 """
@@ -24,7 +24,7 @@ from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.cache import load_cache
 from selfspec.cost import Budget, StepTime
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import RowStart
 from selfspec.records import DraftTree, TopK
 from selfspec.row import Row
@@ -138,7 +138,7 @@ def replays_table(found: Mapping[int, Mapping[str, GenerationStats]]) -> Table:
 
 def replay(
     text: Text,
-    memory: Learned,
+    memory: DraftMemory,
     config: SpecConfig,
     budget: Budget | None = None,
     clock: Clock | None = None,
@@ -185,7 +185,7 @@ def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
 
 
-def _learn(memory: Learned, row: Row, so_far: list[int], record: StepRecord) -> None:
+def _learn(memory: DraftMemory, row: Row, so_far: list[int], record: StepRecord) -> None:
     """What the engine lets learn, and the text so far grows by the committed tokens."""
     _teach(memory, [*so_far[-2:], *record.committed_ids])
     row.new_ids += record.committed_ids
@@ -195,7 +195,7 @@ def _learn(memory: Learned, row: Row, so_far: list[int], record: StepRecord) -> 
     so_far += record.committed_ids
 
 
-def _teach(memory: Learned, ids: Sequence[int]) -> None:
+def _teach(memory: DraftMemory, ids: Sequence[int]) -> None:
     """Shows the tables what came after each two tokens, as if the model had been sure of it."""
     triples = list(zip(ids, ids[1:], ids[2:], strict=False))
     if not memory.learns or not triples:

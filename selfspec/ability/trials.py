@@ -83,7 +83,7 @@ class Trial(NamedTuple):
         for forward in self.forwards:
             outputs.append(output_of(forward, backend, rows, layers))
             if forward.keeps:
-                backend.commit([forward.compared])
+                backend.kv.commit([forward.compared])
         return torch.cat(outputs)
 
     def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ def output_of(
 ) -> torch.Tensor:
     """The outputs (N, D) of the nodes that are compared."""
     run = backend.lay_out(rows, [forward.tree])
-    return layers.output(lambda: backend.forward(run).logits)[0, forward.compared].float()
+    return layers.output(run)[0, forward.compared].float()
 
 
 def tree_trial(ids: Sequence[int]) -> Trial:
@@ -193,7 +193,7 @@ def check_tree(
         if depends_on_hidden(model, first, unseen, answers[0], again):
             return "its tokens depend on tokens of the forward that masks hide"
     output = trial.output(backend, rows, layers)
-    backend.release()
+    backend.kv.release()
     again = partial(read_in_two, model, text, layers)
     return verdict(model, output, right, zip(trial.faults, answers, strict=True), again)
 

@@ -53,7 +53,7 @@ def generate_many(
             ``"2GB"``. A prompt starts only if its longest answer fits too. None: no limit.
         seed: For sampling: prompt `i` is drawn as after ``torch.manual_seed(seed + i)``. None:
             the seeds come from torch's generator.
-        scheduler: Chooses which waiting prompts start; by default those that came first.
+        scheduler: Says which waiting prompt starts next; by default the one that came first.
             `ShortestFirst()` fits more rows into little memory.
         schema: What each answer must be: a JSON schema, or a model of pydantic. Or a list with one
             for each prompt, where None leaves a text free. Needs the package llguidance.
@@ -84,10 +84,9 @@ def generate_many(
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or number < 0):
             raise ConfigError(f"{name} must be a whole number >= 0 (got {number!r})")
-    if scheduler is not None and not hasattr(scheduler, "choose"):
+    if scheduler is not None and not hasattr(scheduler, "turn"):
         raise ConfigError(
-            f"scheduler must have a method choose(), such as ShortestFirst() (got "
-            f"{shown(scheduler)})"
+            f"scheduler must have a method turn(), such as ShortestFirst() (got {shown(scheduler)})"
         )
     spec = SelfSpec() if assistant is None else assistant
     runner = spec.runner(model)

@@ -4,8 +4,7 @@ This package knows no model. It puts what a file holds into what a `SelfSpec` kn
 """
 
 from selfspec.cache.contents import CacheContents, TokenizerInfo, tokenizer_info
-from selfspec.cache.file import check_target, save_cache
-from selfspec.cache.hub import load_cache
+from selfspec.cache.file import check_target, load_cache, save_cache
 from selfspec.cache.remember import RememberedFile
 
 __all__ = [

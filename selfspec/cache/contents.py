@@ -66,6 +66,28 @@ class CacheContents:
         return replace(self, tables=tables, answers=answers)
 
 
+def check_table(source: str, table: Mapping[str, Any]) -> None:
+    """Checks shapes and lower bounds of a LUT or of answers. Upper bounds depend on the model."""
+    if source == "answers" and set(table) == {"tokens"}:
+        tokens = table["tokens"]
+        if tokens.dtype != np.int32 or tokens.ndim != 1 or tokens.min(initial=0) < -1:
+            raise ValueError("its answers must be one row of int32, without ids below -1")
+        return
+    key = KEY_OF.get(source)
+    if key is None or set(table) != {key, "ids", "probabilities"}:
+        raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
+    keys, ids, probabilities = table[key], table["ids"], table["probabilities"]
+    if not (
+        (keys.dtype, ids.dtype, probabilities.dtype) == (np.int32, np.int32, np.float16)
+        and ids.ndim == 2
+        and ids.shape == probabilities.shape
+        and keys.shape == ((len(ids), 2) if source == "lut2" else (len(ids),))
+        and ids.min(initial=0) >= -1
+        and keys.min(initial=0) >= 0
+    ):
+        raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
+
+
 class Tokenizer(Protocol):
     """What a fingerprint is made of. Tokenizers of transformers have it."""
 

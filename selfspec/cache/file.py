@@ -1,5 +1,7 @@
 """One cache in one safetensors file: a card in JSON as its metadata, tables as its tensors.
 
+It is a file here, or the one file of a repository of the Hub.
+
 A file may come from anywhere. It is refused unless it is a plain file that holds a card and tables
 of the right shapes; what the tables say is never trusted, since the model checks every draft.
 """
@@ -8,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
@@ -17,12 +20,23 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
+from selfspec.cache.contents import (
+    Arrays,
+    CacheContents,
+    Tokenizer,
+    TokenizerInfo,
+    check_table,
+    tokenizer_info,
+)
+from selfspec.config import OLD_SOURCE_NAMES
 from selfspec.errors import CacheError, first_mistake, one_line
+from selfspec.machine.hub import ask_once
 from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_bytes
 
 SUFFIX = ".safetensors"
+FILE_NAME = "selfspec-cache.safetensors"  # Its name in every repository.
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _FORMAT = 3
 _DTYPES = {"F16", "I32", "U16", "U32"}
 _KEY = "selfspec"  # The one entry of the metadata. Several would be written in any order.
@@ -46,6 +60,49 @@ def file_of(name: str | os.PathLike[str]) -> Path:
         raise CacheError(f"a cache must be named by its file or its Hub id (got {name!r})")
     path = Path(os.path.expanduser(name))
     return path if path.name.endswith(SUFFIX) else Path(f"{path}{SUFFIX}")
+
+
+def load_cache(
+    path_or_hub_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    tokenizer: Tokenizer | TokenizerInfo | None = None,
+) -> CacheContents:
+    """Loads a cache: the file of this name, the one in that folder, or what the Hub has.
+
+    With a `revision`, the Hub is asked at once. Refuses a damaged cache and, with `tokenizer`, one
+    of another tokenizer.
+    """
+    wanted = None if tokenizer is None else tokenizer_info(tokenizer)
+    file_of(path_or_hub_id)  # Refuses what is no name.
+    name = os.fspath(path_or_hub_id)
+    if os.path.isfile(beside_weights := os.path.join(name, FILE_NAME)):
+        name = beside_weights
+    elif os.path.isfile(os.path.join(name, "config.json")):
+        raise CacheError(
+            f"{name!r} is the folder of a model, and no cache; to draft for it, load it, and call "
+            "selfspec.attach(model) and generate(..., assistant=SelfSpec())"
+        )
+    path = file_of(name)
+    if os.path.isfile(name) and not os.path.exists(path):
+        raise CacheError(
+            f"a cache must be a file that ends with .safetensors (got {name!r}, which is another "
+            "file); name a cache, or make one with 'selfspec cache build'"
+        )
+    if revision is None and (os.path.exists(path) or not _HUB_ID.fullmatch(name)):
+        return read_cache(path, wanted)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        ask_once(name, FILE_NAME, revision=revision)
+        fetched = hf_hub_download(name, FILE_NAME, revision=revision)
+    except Exception as error:  # Errors of the client's HTTP library have no common name.
+        at = f" at revision {revision!r}" if revision else ""
+        raise CacheError(
+            f"{name!r} must be a cache or a repository of the Hub{at} with one in it "
+            f"(got: {one_line(error)})"
+        ) from error
+    return read_cache(Path(fetched), wanted)
 
 
 def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheContents:
@@ -180,7 +237,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name in ("corpus", "map"):
         tables.pop(name, None)
     for source, table in tables.items():
-        _check_table(source, table)
+        check_table(source, table)
     answers = tables.pop("answers", {}).get("tokens")
     return CacheContents(
         tokenizer=card.tokenizer,
@@ -191,35 +248,16 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     )
 
 
-def _check_table(source: str, table: Mapping[str, Any]) -> None:
-    """Checks shapes and lower bounds of a LUT or of answers. Upper bounds depend on the model."""
-    if source == "answers" and set(table) == {"tokens"}:
-        tokens = table["tokens"]
-        if tokens.dtype != np.int32 or tokens.ndim != 1 or tokens.min(initial=0) < -1:
-            raise ValueError("its answers must be one row of int32, without ids below -1")
-        return
-    key = KEY_OF.get(source)
-    if key is None or set(table) != {key, "ids", "probabilities"}:
-        raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
-    keys, ids, probabilities = table[key], table["ids"], table["probabilities"]
-    if not (
-        (keys.dtype, ids.dtype, probabilities.dtype) == (np.int32, np.int32, np.float16)
-        and ids.ndim == 2
-        and ids.shape == probabilities.shape
-        and keys.shape == ((len(ids), 2) if source == "lut2" else (len(ids),))
-        and ids.min(initial=0) >= -1
-        and keys.min(initial=0) >= 0
-    ):
-        raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
-
-
 def _checked_rates(rates: Sequence[_Rate] | None) -> list[list[Any]] | None:
     """The rows of a calibration, as its `rows` gave them: [[evidence, …], hits, trials]."""
     if rates is None:
         return None
     if not all(0 <= hits <= trials and trials > 0 for _, hits, trials in rates):
         raise ValueError("its calibration must have 0 <= hits <= trials and trials > 0")
-    return [[list(map(list, evidence)), hits, trials] for evidence, hits, trials in rates]
+    return [
+        [[[OLD_SOURCE_NAMES.get(name, name), *bins] for name, *bins in evidence], hits, trials]
+        for evidence, hits, trials in rates
+    ]
 
 
 def _reason(error: Exception) -> str:

@@ -22,9 +22,9 @@ from selfspec.cache.contents import (
 )
 from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import REGISTRY
-from selfspec.draft.sources.texts import MAX_TOKENS
+from selfspec.draft.sources.answers import MAX_TOKENS
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 from selfspec.machine.user_files import locked, remove_scratch
 
@@ -105,7 +105,7 @@ class RememberedFile:
         _log.info("saved what was learned to %s in %.2f s", self.path, seconds)
 
 
-def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
+def restore(learned: DraftMemory, contents: CacheContents, vocab_size: int) -> None:
     """Adds contents to what is learned; refuses ids that the model does not have.
 
     A model may have more ids than the cache: models pad their vocabularies.
@@ -119,19 +119,19 @@ def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
     for source in learned.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
-        elif source.name == "texts" and contents.answers is not None:
+        elif source.name == "answers" and contents.answers is not None:
             source.restore({"tokens": contents.answers})
     learned.calibration.restore(contents.calibration or [])
 
 
-def contents_of(learned: Learned, tokenizer: TokenizerInfo) -> CacheContents:
+def contents_of(learned: DraftMemory, tokenizer: TokenizerInfo) -> CacheContents:
     """A copy of what is learned. It has no answers if no source keeps them."""
     arrays = learned.tables()
     return CacheContents(
         tokenizer=tokenizer,
         tables={name: table for name, table in arrays.items() if name in KEY_OF},
         calibration=learned.calibration.rows(),
-        answers=arrays.get("texts", {}).get("tokens"),
+        answers=arrays.get("answers", {}).get("tokens"),
     )
 
 
@@ -149,7 +149,7 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
             f"tables have at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
             "next ones per row); leave that cache out"
         )
-    both = Learned([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
+    both = DraftMemory([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {str(row[0]): row[2] for row in kept.calibration or []}
     rates = [row for row in new.calibration or [] if row[2] >= trials.get(str(row[0]), 0)]
     restore(both, kept, num_ids)

@@ -84,8 +84,7 @@ def prepare(
         cache: A cache to put beside the weights.
         overwrite: Replace files that are there already.
     """
-    from selfspec.cache.file import file_of
-    from selfspec.cache.hub import FILE_NAME
+    from selfspec.cache.file import FILE_NAME, file_of
     from selfspec.plugin.attach import hub_folder
 
     if not (folder / "config.json").is_file():

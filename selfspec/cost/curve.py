@@ -18,8 +18,8 @@ from selfspec.cost.slowness import Slowness
 # The widths that are timed. What lies between two of them costs as the wider one.
 WIDTHS: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _ALL = np.array([*WIDTHS, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096])
-# The place of every width in `_ALL`.
-_PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
+# The index of every width in `_ALL`.
+_INDICES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
 # A clock is wrong that says less or more seconds than these.
 _SHORTEST, _LONGEST = 1e-9, 1e9
 # A width's time is the geometric mean of its first 8 steps. Later steps count for 1/8.
@@ -64,12 +64,12 @@ class CostCurve:
         relative = [seconds / plain for seconds in _rising([points[width] for width in widths])]
         slope = (relative[-1] - 1) / (widths[-1] - 1) if len(points) > 1 else 1.0
         wider = slope * np.maximum(_ALL - widths[-1], 0)
-        # By place: what was expected, in plain steps, and the seconds that were timed.
+        # By index: what was expected, in plain steps, and the seconds that were timed.
         self._expected = np.interp(_ALL, widths, relative) + wider
         self._timed: list[float] = (plain * self._expected).tolist()
         self._counts = [0] * len(_ALL)  # How many steps of the width were timed.
         for width in widths if is_timed else ():
-            self._counts[_place(width)] = _KNOWN
+            self._counts[_index(width)] = _KNOWN
         self.slowness = Slowness()
         self._lock = threading.Lock()
         self._seconds = self._fitted()
@@ -82,7 +82,7 @@ class CostCurve:
     @property
     def widths(self) -> tuple[int, ...]:
         """The widths that were timed, and 1."""
-        return tuple(int(_ALL[place]) for place in self._timed_places())
+        return tuple(int(_ALL[index]) for index in self._timed_indices())
 
     @property
     def knows_plain(self) -> bool:
@@ -91,12 +91,12 @@ class CostCurve:
 
     def seconds(self, width: int) -> float:
         """The seconds of a step of `width` >= 1 queries; a look into a list."""
-        return self._seconds[_place(width)]
+        return self._seconds[_index(width)]
 
     def table(self, widest: int) -> list[float]:
         """The seconds of every width up to `widest`, each at its own index; [0] is a filler."""
         seconds = self._seconds
-        table = [seconds[place] for place in _PLACES[: widest + 1]]
+        table = [seconds[index] for index in _INDICES[: widest + 1]]
         return table + seconds[-1:] * (widest + 1 - len(table))
 
     @staticmethod
@@ -112,7 +112,7 @@ class CostCurve:
 
         Not much wider than the widest one that was timed: nothing is found out by a leap.
         """
-        widest = self._timed_places()[-1]
+        widest = self._timed_indices()[-1]
         farthest = min(widest + (_FARTHER if widest else _FIRST), len(_ALL) - 1)
         widths = range(1, min(allowed, int(_ALL[farthest])) + 1)
         return max(bisect_right(widths, seconds, key=self.seconds), 1)
@@ -126,13 +126,13 @@ class CostCurve:
         if not _SHORTEST <= seconds <= _LONGEST:
             return
         with self._lock:
-            place = _place(width)
+            index = _index(width)
             # Its nodes would take no longer one by one: what took longer was bad luck.
-            taken = min(seconds, width * self._timed[0]) if place else seconds
-            before = self._seconds[place]
-            moved = self._step_of(place, math.log(taken / before))
-            self._timed[place] = before * math.exp(moved)
-            if not place:
+            taken = min(seconds, width * self._timed[0]) if index else seconds
+            before = self._seconds[index]
+            moved = self._step_of(index, math.log(taken / before))
+            self._timed[index] = before * math.exp(moved)
+            if not index:
                 self._forget_bad_luck()
             self._seconds = self._fitted()
 
@@ -151,38 +151,38 @@ class CostCurve:
         other._counts[0] = 1  # What plain steps took before stands for the very first one.
         return other
 
-    def _timed_places(self) -> list[int]:
-        return [place for place, count in enumerate(self._counts) if count or not place]
+    def _timed_indices(self) -> list[int]:
+        return [index for index, count in enumerate(self._counts) if count or not index]
 
-    def _step_of(self, place: int, change: float) -> float:
-        """How far a place moves for a time whose log is `change` away from it."""
-        was_known = self._counts[place] == _KNOWN
-        count = self._counts[place] = min(self._counts[place] + 1, _KNOWN)
+    def _step_of(self, index: int, change: float) -> float:
+        """How far a time moves for a time whose log is `change` away from it."""
+        was_known = self._counts[index] == _KNOWN
+        count = self._counts[index] = min(self._counts[index] + 1, _KNOWN)
         if was_known:
             change = min(max(change, -_FAR), _FAR)
         # The very first plain step is often slow: the second one is taken for the truth.
-        return change if place == 0 and count == 2 else change / count
+        return change if index == 0 and count == 2 else change / count
 
     def _forget_bad_luck(self) -> None:
         """After a plain step, wide ones are believed to take a little less."""
-        for place in self._timed_places()[1:]:
-            above = self._timed[place] / (self._timed[0] * self._expected[place])
+        for index in self._timed_indices()[1:]:
+            above = self._timed[index] / (self._timed[0] * self._expected[index])
             if above > 1:
-                half_life = _HALVING * int(_ALL[place]) * self._counts[place] ** 2
-                self._timed[place] *= above ** (0.5 ** (1 / half_life) - 1)
+                half_life = _HALVING * int(_ALL[index]) * self._counts[index] ** 2
+                self._timed[index] *= above ** (0.5 ** (1 / half_life) - 1)
 
     def _fitted(self) -> list[float]:
-        """The seconds by place: what was timed, and after it the shape that is expected."""
-        places, plain = self._timed_places(), self._timed[0]
-        last = places[-1]
-        heights = np.array(_rising([self._timed[place] for place in places])) / plain
-        costs = np.interp(_ALL, _ALL[places], heights)
+        """The seconds by index: what was timed, and after it the shape that is expected."""
+        indices, plain = self._timed_indices(), self._timed[0]
+        last = indices[-1]
+        heights = np.array(_rising([self._timed[index] for index in indices])) / plain
+        costs = np.interp(_ALL, _ALL[indices], heights)
         costs[last + 1 :] = heights[-1] + np.cumsum(self._rises_after(last, heights[-1]))
         seconds: list[float] = (plain * costs).tolist()
         return seconds
 
     def _rises_after(self, last: int, height: float) -> NDArray[np.float64]:
-        """What every place after the last timed one costs more than the one before it.
+        """What each width after the last timed one costs more than the one before it.
 
         That is steeper or flatter than expected by as much as the last timed width was.
         """
@@ -196,9 +196,9 @@ class CostCurve:
         return rises
 
 
-def _place(width: int) -> int:
+def _index(width: int) -> int:
     """The index of the time of a width."""
-    return _PLACES[min(width, len(_PLACES) - 1)]
+    return _INDICES[min(width, len(_INDICES) - 1)]
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:

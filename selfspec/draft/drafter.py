@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
@@ -25,7 +25,7 @@ class Drafter:
 
     def __init__(
         self,
-        learned: Learned,
+        learned: DraftMemory,
         start: RowStart,  # What it says of learning is taken from `learned`.
         config: SpecConfig,
         sources: Sequence[Source] = (),  # beside what is learned: the call's own and the model's

@@ -14,15 +14,12 @@ from transformers.cache_utils import Cache, DynamicCache
 from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.columns import TextKV
 from selfspec.forward.layout import InputShape, hiding, read, write
 from selfspec.forward.model import (
     AttentionTypes,
     EagerForwards,
-    Forwarded,
     Logits,
     device_of,
-    forwarded,
     logits_of,
 )
 from selfspec.forward.prompt import Prefilled, next_positions
@@ -107,11 +104,6 @@ class TreeBackend:
     def kind(self) -> str:
         """How forwards are run, as `GenerationStats.forward` names it."""
         return CAPTURED if self.is_captured else self._eager_kind
-
-    @property
-    def front(self) -> int:
-        """How many columns of the KV are in front of the next tree."""
-        return self.kv.front
 
     def admit(
         self,
@@ -230,29 +222,6 @@ class TreeBackend:
     def shows_states(self) -> bool:
         """A replay runs no hook."""
         return not self.is_captured
-
-    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
-        """The logits, which the next captured forward overwrites, and the hidden states."""
-        return forwarded(self._model, layout, with_states=with_states and self.shows_states)
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
-        self.kv.commit(paths)
-
-    def num_columns(self, row: KVRow) -> int:
-        """How many of a row's columns are there, all committed."""
-        return row.num_columns
-
-    def text_kv(self, row: KVRow) -> TextKV:
-        return self.kv.text_kv(row)
-
-    def wipe(self, rows: Sequence[int]) -> None:
-        """Removes what drafts have left after the committed columns of these rows of a forward."""
-        self.kv.wipe(rows)
-
-    def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its layers back; `fills` says whether anybody gets the cache."""
-        self.kv.release(fills=fills)
 
 
 Backend = TreeBackend | ChainBackend

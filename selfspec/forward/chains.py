@@ -14,8 +14,9 @@ from selfspec.compat.states import columns_of, crop_to, record_past, stop_record
 from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.layers import take_over
-from selfspec.forward.model import EagerForwards, Forwarded, Logits, forwarded, takes
+from selfspec.forward.model import EagerForwards, Logits, takes
 from selfspec.forward.prompt import Prefilled
+from selfspec.forward.rows import KVRow
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import Moves, States, settle
@@ -39,8 +40,8 @@ class ChainBackend:
 
     setting_up = 0.0
     chains_only = True
-    kv = None
     shows_states = True
+    num_columns = column_bytes = 0  # Its rows have no slots.
 
     def __init__(
         self,
@@ -58,13 +59,21 @@ class ChainBackend:
         self._is_open = False  # Was a forward laid out whose path is not known yet?
         self._cache: Any = None
         self._states = States()
+        self._rows: Sequence[KVRow] = ()
 
-    def admit(self, prompt: Prefilled, *_: object, **__: object) -> None:
+    @property
+    def kv(self) -> ChainBackend:
+        """What a `TreeKV` is to trees: the stock cache is here."""
+        return self
+
+    def admit(
+        self, prompt: Prefilled, rows: Sequence[KVRow] = (), *_: object, **__: object
+    ) -> None:
         """Takes in a prompt that was read, with the arguments of the step that reads the roots.
 
         Its rows are all of the batch, and its cache grows by itself.
         """
-        self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
+        self._ids, self._kwargs, self._rows = prompt.input_ids, prompt.model_kwargs, rows
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
         self._prompt_length = self._ids.shape[1]
         self._first_front = columns_of(self._cache) or self._prompt_length
@@ -108,9 +117,6 @@ class ChainBackend:
             output = self._model(**inputs, return_dict=True)
         return output.logits[:, -width:]  # type: ignore[no-any-return]
 
-    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
-        return forwarded(self._model, layout, with_states=with_states)
-
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row and takes the rest back."""
         self._due = self._num_new + len(paths[0]), self._states.moves(0, paths)
@@ -119,13 +125,14 @@ class ChainBackend:
     def _settle(self) -> None:
         """Does the rest of what the last commit is to do, and crops what an error has left."""
         self._num_new, moves = self._due
+        for row in self._rows:
+            row.num_columns = self.front
         settle(moves)
         crop_to(self._cache, self.front)
         self._is_open = False
 
-    def num_columns(self, row: object) -> int:
-        """How many columns of the one row are there, all committed."""
-        return self.front
+    def keep_rows(self, rows: Sequence[object]) -> None:
+        """Does nothing: rows of chains come and go together."""
 
     def text_kv(self, row: object) -> TextKV:
         return text_kv_in(self._cache)

@@ -53,7 +53,7 @@ class Costs:
         Runs no forward. Of two threads that ask for a new one, one may learn for itself alone.
         """
         curves = self.curves.setdefault((num_rows, _forward_of(backend)), {})
-        first = context_bucket(backend.front)
+        first = context_bucket(backend.kv.front)
         if first not in curves:
             curves[first] = (
                 nearest(curves, first).of_other_length()

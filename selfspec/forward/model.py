@@ -102,19 +102,21 @@ def at_output_head(
     return in_this_thread(model.get_output_embeddings().register_forward_pre_hook, at_head)
 
 
-class Forwarded(NamedTuple):
+class HeadOutputs(NamedTuple):
+    """What the output head gave in one forward, and what it got."""
+
     logits: torch.Tensor  # (B, Q, V)
     states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for
 
 
-def forwarded(model: PreTrainedModel, run: Logits, *, with_states: bool) -> Forwarded:
+def run_forward(model: PreTrainedModel, run: Logits, *, with_states: bool) -> HeadOutputs:
     """Runs a forward, and keeps what enters the output head."""
     if not with_states:
-        return Forwarded(run())
+        return HeadOutputs(run())
     states: list[torch.Tensor] = []
     with at_output_head(model, states.append):
         logits = run()
-    return Forwarded(logits, states[-1][:, -logits.shape[1] :] if states else None)
+    return HeadOutputs(logits, states[-1][:, -logits.shape[1] :] if states else None)
 
 
 def num_readable(model: PreTrainedModel) -> int:

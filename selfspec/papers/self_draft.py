@@ -33,6 +33,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.draft.sources.source import LastTokensCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord
@@ -188,37 +189,17 @@ class CorpusCache(Source):
                 if len(following) < top_k:
                     following.append(token)
 
-    def open(self, row: RowStart) -> CorpusCacheCursor:
-        return CorpusCacheCursor(self, row.prompt_ids)
+    def open(self, row: RowStart) -> LastTokensCursor:
+        return LastTokensCursor(self, row.prompt_ids, self.max_prefix)
 
-    def next_tokens(self, text: Gram) -> list[Candidate]:
+    def next_tokens(self, last: Gram) -> list[Candidate]:
         """The candidates after the end of a text: the longest prefix first, then by frequency."""
         lengths: dict[int, int] = {}
-        for length in range(len(text), 0, -1):
-            for token in self._next_tokens.get(text[-length:], ()):
+        for length in range(len(last), 0, -1):
+            for token in self._next_tokens.get(last[-length:], ()):
                 lengths.setdefault(token, length)
         tokens = list(lengths)[: self._top_k]
         return [(token, Evidence("corpus", match_length=lengths[token])) for token in tokens]
-
-
-class CorpusCacheCursor(Cursor):
-    """The end of one row's text."""
-
-    def __init__(self, corpus: CorpusCache, prompt_ids: Sequence[int]) -> None:
-        self._corpus = corpus
-        self._end = tuple(prompt_ids[-corpus.max_prefix :])
-
-    def root(self) -> Gram:
-        return self._end
-
-    def expand(self, state: Gram) -> list[Candidate]:
-        return self._corpus.next_tokens(state)
-
-    def follow(self, state: Gram, token: int) -> Gram:
-        return (*state, token)[-self._corpus.max_prefix :]
-
-    def observe(self, record: StepRecord) -> None:
-        self._end = (*self._end, *record.committed_ids)[-self._corpus.max_prefix :]
 
 
 def freshest_first(evidence: Evidence) -> float:

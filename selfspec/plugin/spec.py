@@ -18,13 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
-from selfspec.cache.learned_on_demand import LearnedOnDemand
+from selfspec.cache.memory_loader import DraftMemoryLoader
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
@@ -100,7 +100,7 @@ class SelfSpec:
             owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
             remembered = RememberedFile(remember, owner, saves=saves)
-        self._learned = LearnedOnDemand(
+        self._learned = DraftMemoryLoader(
             self.config,
             loaded=contents,
             remembered=remembered,
@@ -174,7 +174,7 @@ class SelfSpec:
             prompt.streamer.end()
         self._learned.save_if_due()
 
-    def learned(self, vocab_size: int) -> Learned:
+    def learned(self, vocab_size: int) -> DraftMemory:
         return self._learned.of(vocab_size)
 
     def forget(self) -> None:
@@ -241,12 +241,11 @@ class SelfSpec:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         model = inside_wrappers(model)
         with self._lock:
-            runner = self._runners.get(model)
-            if runner is None:
-                if not self._runners and (untried := untried_reason(transformers.__version__)):
-                    _log.warning("%s; use one of these, or a newer selfspec", untried)
-                runner = self._runners[model] = ModelRunner(model, self.config)
-            return runner
+            if not self._runners and (untried := untried_reason(transformers.__version__)):
+                _log.warning("%s; use one of these, or a newer selfspec", untried)
+            if model not in self._runners:
+                self._runners[model] = ModelRunner(model, self.config)
+            return self._runners[model]
 
     def engine(
         self,
@@ -277,5 +276,5 @@ class SelfSpec:
         for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                told = reason.removesuffix(IN_CHAINS)
-                _log.warning("%s is %s: %s", type(model).__name__, what, told)
+                name, why = type(model).__name__, reason.removesuffix(IN_CHAINS)
+                _log.warning("%s is %s: %s", name, what, why)

@@ -61,7 +61,7 @@ def lent_engine(
         try:
             yield engine
         finally:
-            backend.release(fills=prompt is not None and prompt.gives_cache_back)
+            backend.kv.release(fills=prompt is not None and prompt.gives_cache_back)
 
 
 @torch.no_grad()

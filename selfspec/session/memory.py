@@ -7,12 +7,12 @@ from functools import cached_property
 from selfspec.compat.generation import kv_of
 from selfspec.engine import Engine
 from selfspec.errors import UnsupportedError
+from selfspec.forward.backends import bytes_of_rows
 from selfspec.forward.inputs import foreign_layer
 from selfspec.forward.sizes import Limits
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.prompt import Prompt
 from selfspec.runner import ModelRunner
-from selfspec.weights.streamed.memory_plan import kv_bytes
 
 
 class SharedMemory:
@@ -27,16 +27,22 @@ class SharedMemory:
     def limits(self) -> Limits:
         return self._runner.limits(self._max_rows, self._max_bytes)
 
+    @cached_property
+    def _column_bytes(self) -> int:
+        """What a column of a row takes that has no others beside it; 0 if nobody knows."""
+        model = self._runner.model
+        return 0 if model.config.is_encoder_decoder else bytes_of_rows(model, 0)[0]
+
     def check(self, prompt: Prompt) -> None:
         """Refuses a prompt that can never fit."""
         if self._max_bytes is None:
             return
         if prompt.route.alone_reason is not None:
-            cache, column_bytes = kv_of(prompt.model_kwargs), kv_bytes(self._runner.model, 1)
-            has_columns = column_bytes and hasattr(cache, "layers")
-            if not has_columns or foreign_layer(cache) is not None:
+            cache = kv_of(prompt.model_kwargs)
+            is_known = hasattr(cache, "layers") and foreign_layer(cache) is None
+            if not is_known or not self._column_bytes:
                 return  # A recurrent or windowed state takes little room.
-            most = most_read = self._max_bytes // column_bytes
+            most = most_read = self._max_bytes // self._column_bytes
         else:
             most = (self.limits.max_tokens or 0) - self.limits.surplus
             most_read = most // self._max_rows  # All places are set aside while one is read.
@@ -52,8 +58,11 @@ class SharedMemory:
         """The bytes that running texts and this prompt leave; None: as many as there are."""
         if self._max_bytes is None:
             return None
-        kv = engine.backend.kv
-        if kv is None or prompt.route.alone_reason is not None:
-            return self._max_bytes - kv_bytes(self._runner.model, prompt.max_columns)
-        longest = max(kv.num_columns, prompt.max_columns, *(row.max_columns for row in engine.rows))
+        if prompt.route.alone_reason is not None:
+            return self._max_bytes - self._column_bytes * prompt.max_columns
+        longest = max(
+            engine.backend.kv.num_columns,
+            prompt.max_columns,
+            *(row.max_columns for row in engine.rows),
+        )
         return self._max_bytes - self.limits.bytes_for(longest)

@@ -36,8 +36,8 @@ class Session:
     """Takes prompts and gives them back once their texts are complete; belongs to one thread.
 
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
-    of a prompt that is being read among them. Prompts wait in order of arrival. With a `pace` a
-    long prompt is read in parts between steps.
+    of a prompt that is being read among them. Prompts wait in order of arrival, or in
+    that of a `scheduler`. With a `pace` a long prompt is read in parts between steps.
 
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
@@ -97,7 +97,7 @@ class Session:
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
         engine = self._engine
-        if engine is None or engine.backend.kv is None:
+        if engine is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.column_bytes * num_tokens

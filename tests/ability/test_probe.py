@@ -27,8 +27,8 @@ from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
 from selfspec.compat.states import state_functions
 from selfspec.config import SpecConfig
-from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
+from selfspec.forward.tree_kv import TreeKV
 from selfspec.runner import ModelRunner
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import slow
@@ -305,16 +305,15 @@ def test_rounding_of_any_size_passes_and_hides_no_fault(size, kind, dtype):
         assert (mode == "tree") == (kind is LlamaForCausalLM), seed
 
 
-class KeepsOtherSlots(TreeBackend):
-    """Keeps the wrong child's keys and values instead of the right one's."""
-
-    def commit(self, paths):
-        super().commit([[0, *range(1, len(path))] for path in paths])
-
-
 @DTYPES
 def test_wrong_slots_are_found_out(dtype, monkeypatch):
-    monkeypatch.setattr("selfspec.ability.probe.TreeBackend", KeepsOtherSlots)
+    """The wrong child's keys and values are kept instead of the right one's."""
+    commit = TreeKV.commit
+
+    def commit_others(kv, paths):
+        commit(kv, [[0, *range(1, len(path))] for path in paths])
+
+    monkeypatch.setattr(TreeKV, "commit", commit_others)
     for seed in range(4):
         reason = probe(broken(LlamaForCausalLM, seed=seed).to(dtype)).reason
         assert "slots" in reason, seed

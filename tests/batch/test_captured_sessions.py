@@ -172,15 +172,16 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
 ) -> None:
     """Not even where anything but captured forwards is refused."""
     use_recorders(monkeypatch)
-    forward, faults = TreeBackend.forward, list[str]()
+    lay_out, faults = TreeBackend.lay_out, list[str]()
 
     def failing(self: TreeBackend, *args: Any, **options: Any) -> Any:
+        run = lay_out(self, *args, **options)
         if len(self.kv.rows) == 2 and self.kv.num_rows == 2 and not faults:
             faults.append(self.kind)
             raise RuntimeError("on purpose")
-        return forward(self, *args, **options)
+        return run
 
-    monkeypatch.setattr(TreeBackend, "forward", failing)
+    monkeypatch.setattr(TreeBackend, "lay_out", failing)
     spec = wild(forward="graph")
     asks = {index: Ask(length, 0, 20, 0, None) for index, length in enumerate([3, 40, 9])}
     answers = texts(TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=2), asks)

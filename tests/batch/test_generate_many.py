@@ -149,18 +149,18 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-class Greedy:
-    """Wants everything at once, in the wrong order, and twice."""
+class LastFirst:
+    """The wrong way round."""
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
-        return [*range(len(waiting) - 1, -1, -1), 0]
+    def turn(self, num_tokens: int) -> float:
+        return -num_tokens
 
 
 def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny_model("mistral"), prompts((20, 8, 12, 5, 20, 7, 9))
     limit = kv_bytes(model, 180)
     session = TextSession(
-        model, tiny_tokenizer(), wild(), max_rows=6, max_memory=limit, scheduler=Greedy()
+        model, tiny_tokenizer(), wild(), max_rows=6, max_memory=limit, scheduler=LastFirst()
     )
     taken, rows = [], []
 

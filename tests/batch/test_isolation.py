@@ -19,7 +19,6 @@ from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.engine import Engine
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.backends import TreeBackend
-from selfspec.forward.model import Forwarded
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.prompt import Prompt
 from selfspec.records import Candidate
@@ -273,13 +272,18 @@ def test_a_guide_that_allows_nothing_raises() -> None:
 
 def broken_forward(fails: Callable[[TreeBackend, torch.Tensor], bool]) -> Any:
     """A forward over drafts that breaks after it has written keys and values."""
-    forward = TreeBackend.forward
+    lay_out = TreeBackend.lay_out
 
-    def watched(self: TreeBackend, layout: Any, **asked: Any) -> Forwarded:
-        found = forward(self, layout, **asked)
-        if fails(self, found.logits):
-            raise torch.OutOfMemoryError("on purpose")
-        return found
+    def watched(self: TreeBackend, *given: Any) -> Callable[[], torch.Tensor]:
+        run = lay_out(self, *given)
+
+        def broken() -> torch.Tensor:
+            logits = run()
+            if fails(self, logits):
+                raise torch.OutOfMemoryError("on purpose")
+            return logits
+
+        return broken
 
     return watched
 
@@ -298,7 +302,7 @@ def test_a_forward_that_fails_is_tried_again_over_fewer_rows(
         sizes.append(len(logits))
         return len(logits) > most
 
-    monkeypatch.setattr(TreeBackend, "forward", broken_forward(too_many))
+    monkeypatch.setattr(TreeBackend, "lay_out", broken_forward(too_many))
     spec = wild()
     session = TextSession(tiny_model(name), tiny_tokenizer(), spec, max_rows=5)
     for answer in played(session, common=MODES[mode]).values():
@@ -323,7 +327,7 @@ def test_a_forward_that_fails_over_one_row_alone(
 
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     needs = {session.call(1, ids, 1, {"max_new_tokens": NUM_NEW}).max_columns}
-    monkeypatch.setattr(TreeBackend, "forward", broken_forward(is_ill))
+    monkeypatch.setattr(TreeBackend, "lay_out", broken_forward(is_ill))
     answers = played(session, common=MODES[mode])
     assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
     assert answers[1].ids

@@ -269,7 +269,8 @@ def test_the_memory_in_use_is_asked_for_while_it_is_given_up() -> None:
             self.held = value
 
     session = Fleeting(tiny_model(), tiny_tokenizer(), wild())
-    session._engine = SimpleNamespace(rows=[], backend=SimpleNamespace(kv=None))
+    nothing = SimpleNamespace(column_bytes=1)
+    session._engine = SimpleNamespace(rows=[], backend=SimpleNamespace(kv=nothing))
     assert session.kv_bytes_in_use == 0
 
 

@@ -124,7 +124,7 @@ class Shared:
         if isinstance(store, kept_kv.KeptKV):
             assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
         if session.memory._max_bytes is not None:
-            assert (0 if kv is None else kv.nbytes) + kept <= session.memory._max_bytes
+            assert getattr(kv, "nbytes", 0) + kept <= session.memory._max_bytes
 
     def check(self) -> None:
         for index, asked in self.asked.items():

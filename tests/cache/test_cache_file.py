@@ -66,6 +66,13 @@ class TestRoundTrip:
             assert plain(load_cache(name)) == plain(contents())
 
 
+def test_rates_of_sources_that_were_renamed_are_read(tmp_path):
+    rates = [[[["lut", 0, 1, 1, 0], ["runners", 0, 1, 1, 2]], 1.0, 4.0]]
+    save_cache(tmp_path / "cache", contents(calibration=rates))
+    (rate,) = load_cache(tmp_path / "cache").calibration
+    assert [kind[0] for kind in rate[0]] == ["lut", "near_misses"]
+
+
 def test_what_could_not_be_read_is_not_written(tmp_path):
     for changes in (
         {"about": {"share": float("nan")}},

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from selfspec import CacheError, ConfigError, SelfSpec, VocabularyError
-from selfspec.cache import CacheContents, learned_on_demand, load_cache, save_cache, tokenizer_info
+from selfspec.cache import CacheContents, load_cache, memory_loader, save_cache, tokenizer_info
 from selfspec.cache import remember as remember_module
 from tests.caches import (
     OWNER,
@@ -39,7 +39,7 @@ def path(tmp_path):
 @pytest.fixture
 def always(monkeypatch) -> None:
     """Saves after every call."""
-    monkeypatch.setattr(learned_on_demand, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(memory_loader, "SAVE_SECONDS", 0.0)
 
 
 def new_spec(path, **knobs) -> SelfSpec:
@@ -49,12 +49,6 @@ def new_spec(path, **knobs) -> SelfSpec:
 def write(spec, seed=1):
     inputs = prompt(seed=seed)
     return attached_model().generate(**inputs, assistant=spec, max_new_tokens=24).tolist()
-
-
-def settled(spec) -> None:
-    """Waits for a save that goes on beside the calls."""
-    with spec._learned._saving:
-        pass
 
 
 def learned(path, seed=1, **knobs) -> SelfSpec:
@@ -96,10 +90,9 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
     for spec in specs:
         write(spec)
     assert os.listdir(tmp_path) == []
-    monkeypatch.setattr(learned_on_demand, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(memory_loader, "SAVE_SECONDS", 0.0)
     for spec in specs:
         write(spec)
-    settled(specs[1])
     assert tokens_kept(path) == tokens_of(specs[1])
     # Only the owner can read it.
     assert {(each.name, each.stat().st_mode & 0o777) for each in tmp_path.iterdir()} == {
@@ -220,28 +213,12 @@ class TestTrouble:
         with caplog.at_level(logging.WARNING, "selfspec"), monkeypatch.context() as patched:
             patched.setattr(os, "replace", refuse)
             assert write(spec, seed=2) == write(None, seed=2)
-            settled(spec)
             write(spec, seed=3)
             with pytest.raises(CacheError, match="No space left on device"):
                 spec.save_learned()
         assert caplog.text.count("what was learned is not saved: ") == 1
         spec.save_learned()  # Nothing of it was lost.
         assert set(tokens_kept(path)) >= set(tokens_of(spec))
-
-    def test_without_a_thread_to_save_in_nothing_is_lost(self, path, monkeypatch, always):
-        """A process may start no more of them than a container's limit lets it."""
-
-        def refuse(_thread):
-            raise RuntimeError("can't start new thread")
-
-        spec = new_spec(path)
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refuse)
-            assert write(spec) == write(None)
-        assert not spec._learned._saving.locked()  # Else the process would not end.
-        write(spec, seed=2)
-        settled(spec)
-        assert tokens_kept(path) == tokens_of(spec)
 
     def test_what_can_not_be_written_is_refused_when_it_is_named(self, tmp_path):
         with pytest.raises(CacheError, match="must be a file in a folder that exists"):
@@ -263,7 +240,7 @@ class TestTrouble:
         assert not path.with_suffix(".safetensors").exists()
 
     def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
-        monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 0.0)
+        monkeypatch.setattr(memory_loader, "_MAX_WAIT", 0.0)
         spec = new_spec(path)
         write(spec)
         with (
@@ -280,16 +257,14 @@ class TestTrouble:
             filelock.FileLock(tmp_path / "mine.safetensors.lock"),
         ):
             write(spec)
-            settled(spec)
         assert not path.with_suffix(".safetensors").exists()
         write(spec, seed=2)
-        settled(spec)
         assert tokens_kept(path) == tokens_of(spec)
         assert caplog.text == ""
 
     def test_a_lock_that_is_held_at_the_end_is_warned_of(self, path, tmp_path, monkeypatch, caplog):
         """There is no later any more."""
-        monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 0.0)
+        monkeypatch.setattr(memory_loader, "_MAX_WAIT", 1e-3)
         spec = new_spec(path)
         write(spec)
         with (
@@ -298,22 +273,6 @@ class TestTrouble:
         ):
             spec._learned.end()
         assert "what was learned is not saved: " in caplog.text
-
-    def test_no_call_waits_for_a_slow_disk(self, path, monkeypatch, always):
-        spec, replaced = new_spec(path), os.replace
-        may_go_on = threading.Event()
-
-        def slow(*args):
-            assert may_go_on.wait(60)
-            replaced(*args)
-
-        monkeypatch.setattr(os, "replace", slow)
-        write(spec)
-        known = tokens_of(spec)
-        write(spec, seed=2)  # While the first save is under way.
-        may_go_on.set()
-        settled(spec)
-        assert tokens_kept(path) == known
 
     @pytest.mark.long
     @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -367,16 +326,16 @@ def test_what_is_forgotten_before_it_was_saved_never_is(path):
 
 def test_whole_answers_come_back_after_a_restart(path):
     """Whatever else drafts, and those of several processes; each answer is kept once."""
-    spec = new_spec(path, sources=("texts",), budget="fixed")
+    spec = new_spec(path, sources=("answers",), budget="fixed")
     first = write(spec)
     write(spec)
     spec.save_learned()
-    other = learned(path, seed=2, sources=("texts",))
+    other = learned(path, seed=2, sources=("answers",))
     answers = load_cache(path).answers.tolist()
     assert answers.count(-1) == 2
     assert answers[:25] == [*first[0][-24:], -1]
     del spec, other
-    again = new_spec(path, sources=("texts",), budget="fixed")
+    again = new_spec(path, sources=("answers",), budget="fixed")
     assert write(again) == first
     assert again.stats.tokens_per_step > 3
     again.forget()
@@ -390,10 +349,10 @@ def test_whole_answers_come_back_after_a_restart(path):
 
 def test_what_was_saved_while_it_was_written_gives_way_to_the_whole(path):
     """Another row's end saves, and this text has begun."""
-    spec = new_spec(path, sources=("texts",))
+    spec = new_spec(path, sources=("answers",))
 
     def save_once(record):
-        if len(spec.learned(VOCAB).tables()["texts"]["tokens"]) == 9:
+        if len(spec.learned(VOCAB).tables()["answers"]["tokens"]) == 9:
             spec.save_learned()
             beginnings.append(load_cache(path).answers.tolist())
 

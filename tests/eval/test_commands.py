@@ -272,10 +272,15 @@ def test_tokens_per_step(figures, asked, tmp_path):
 
 @pytest.mark.parametrize("more", [[], ["--samples", "3", "--temperature", "0.7"], ["--edit"]])
 def test_the_same_questions_again(figures, asked, more):
-    asked += [*SHORT, "2", "--max-nodes", "8", "--rounds", "2", "--without", "texts", "--stock"]
+    asked += [*SHORT, "2", "--max-nodes", "8", "--rounds", "2", "--without", "answers", "--stock"]
     stock, _, first, second, *without = figures("tokens_per_step", *asked, *more)["rows"]
     assert (stock["method"], stock["figures"]) == ("stock", {})
-    assert [row["without"] for row in (first, second, *without)] == [None, None, "texts", "texts"]
+    assert [row["without"] for row in (first, second, *without)] == [
+        None,
+        None,
+        "answers",
+        "answers",
+    ]
     if not more:  # The other token of the eight is the prompt's.
         assert second["figures"]["overall"][0] == 7 > first["figures"]["overall"][0]
 

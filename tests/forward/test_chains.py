@@ -90,7 +90,7 @@ class Chain:
         end = self.at + 1 + num_right
         chains = [row[self.at : end] + [row[end] % 90 + 1] * num_wrong for row in self.text]
         trees = [tree_of(range(-1, len(chain) - 1), chain) for chain in chains]
-        told = self.backend.forward(self.backend.lay_out([], trees)).logits.argmax(-1)
+        told = self.backend.lay_out([], trees)().argmax(-1)
         assert told.shape[1] == len(chains[0])
         assert told[:, : num_right + 1].tolist() == [
             row[self.at + 1 : end + 1] for row in self.text

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("measuring")
 
 
 def backend(front: int = 20, kind: str = "eager") -> Any:
-    return SimpleNamespace(front=front, kind=kind, chains_only=False)
+    return SimpleNamespace(kv=SimpleNamespace(front=front), kind=kind, chains_only=False)
 
 
 @pytest.fixture

@@ -6,15 +6,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
-from selfspec import SelfSpec, generate_many
+from selfspec import SelfSpec
 from selfspec.compat.generation import kv_of
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.calibration import Calibration
 from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
-from selfspec.papers.edge_network import WholeBatches
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import Branches, CorpusCache
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
@@ -32,7 +30,6 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
-from tests.tiny import make_tokenizer
 from tests.zoo import BRANCHING, NOT_BRANCHING
 
 DRAFTS = {
@@ -139,20 +136,6 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec.as_in("diaa", interval=1.5)
     with pytest.raises(ConfigError, match="shape must be a Shape"):
         SelfSpec(shape="wide")
-
-
-def test_whole_batches_run_to_their_ends() -> None:
-    scheduler = WholeBatches(lambda rows, tokens: 1 + rows * tokens / 100)
-    assert scheduler.choose([30, 10, 20], [], num_free=100) == [1, 2, 0]
-    assert scheduler.choose([30, 10, 20], [5], num_free=100) == []
-    assert scheduler.choose([300, 20], [], num_free=50) == [1]
-    assert scheduler.choose([], [], num_free=50) == []
-    model, tokenizer = tiny_model(), make_tokenizer()
-    prompts = [[5, 6, 7], [8, 9, 5, 6, 7, 8], [9]]
-    torch.manual_seed(0)
-    plain = generate_many(model, tokenizer, prompts, max_new_tokens=6)
-    ours = generate_many(model, tokenizer, prompts, max_new_tokens=6, scheduler=scheduler)
-    assert {a.index: a.ids for a in ours} == {a.index: a.ids for a in plain}
 
 
 BRANCHES: dict[str, Any] = {"shape": Branches(4, 5), **FIXED}

@@ -40,10 +40,10 @@ SETS: dict[str, tuple[str, ...]] = {
 
 # drawn from so that a loaded cache's guesses are right often enough to be believed
 TEXT_SETS: dict[str, dict[str, Any]] = {
-    "alone": {"sources": ("texts",)},
+    "alone": {"sources": ("answers",)},
     "all": {},
     "all with branches": {"shape": Branches(3), "extra_sources": [ContextCache()]},
-    "left out": {"sources": tuple(s for s in SOURCE_NAMES if s != "texts")},
+    "left out": {"sources": tuple(s for s in SOURCE_NAMES if s != "answers")},
 }
 
 
@@ -72,8 +72,8 @@ def test_texts_of_a_cache(name: str, knobs: dict[str, Any], call: Call) -> None:
     spec = partial(knowing_texts, **knobs)
     both = run_both(tiny_model(name), call.inputs, spec, **call.options)
     if name == "qwen3":
-        asked = "texts" in knobs.get("sources", SOURCE_NAMES)
-        assert (both.stats.accepted_by_source["texts"] > 12) is asked
+        asked = "answers" in knobs.get("sources", SOURCE_NAMES)
+        assert (both.stats.accepted_by_source["answers"] > 12) is asked
 
 
 @pytest.mark.parametrize("mode", ["greedy", slow("sample")])
@@ -107,7 +107,7 @@ def test_chains_are_taken_whole_where_no_tree_fits() -> None:
     assert both.stats.num_steps == 3
 
 
-ALONE: dict[str, Any] = {"sources": ("texts",), **FIXED}
+ALONE: dict[str, Any] = {"sources": ("answers",), **FIXED}
 
 
 @pytest.mark.parametrize(("learning", "is_known"), [("session", True), ("request", False)])

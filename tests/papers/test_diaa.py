@@ -18,7 +18,7 @@ def top(*entries: tuple[int, float]) -> TopK:
 
 
 def row_of(tables: Tables) -> list[tuple[int, float]]:
-    return [(token, recorded(kind)) for token, kind in tables.next_tokens(3)]
+    return [(token, recorded(kind)) for token, kind in tables.next_tokens((3,))]
 
 
 def test_a_row_is_what_the_model_said_last_with_its_probabilities():
@@ -35,8 +35,8 @@ def test_a_cache_brings_the_same_rows():
     ))  # fmt: skip
     again.restore(tables.arrays())
     assert row_of(again) == row_of(tables) == [(5, 0.5), (6, 0.25)]
-    assert [token for token, _ in again.next_tokens(4)] == [7]
-    assert again.next_tokens(9) == []
+    assert [token for token, _ in again.next_tokens((4,))] == [7]
+    assert again.next_tokens((9,)) == []
 
 
 def test_equation_2_exempts_the_first_level_from_the_threshold():

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.source import Cursor, RowStart, Source
-from selfspec.records import MAX_BIN, Candidate, Evidence, StepRecord, TopK
+from selfspec.draft.sources.source import LastTokensCursor, RowStart, Source
+from selfspec.records import MAX_BIN, Candidate, Evidence, TopK
 
 Indices = NDArray[np.int64]
 
@@ -34,9 +34,6 @@ _SLOT_BITS = 17
 # An odd number without pattern, so that neighbouring keys get slots far apart.
 _SPREAD = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
-
-# The last token but one, and the last token; -1 where the text is shorter.
-Pair = tuple[int, int]
 
 
 def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
@@ -85,9 +82,8 @@ class LutSource(Source):
         """The bytes of keys and rows."""
         return self._keys.nbytes + self.token_ids.nbytes + self.probabilities.nbytes
 
-    def open(self, row: RowStart) -> LutCursor:
-        before, last = (-1, -1, *row.prompt_ids[-2:])[-2:]
-        return LutCursor(self, (before, last))
+    def open(self, row: RowStart) -> LastTokensCursor:
+        return LastTokensCursor(self, (-1, -1, *row.prompt_ids[-2:]), 2)
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""
@@ -113,9 +109,9 @@ class LutSource(Source):
             self.token_ids[rows] = top.ids
             self.probabilities[rows] = top.probabilities
 
-    def next_tokens(self, pair: Pair) -> list[Candidate]:
-        """The candidates after two tokens, likeliest first."""
-        before, row = pair
+    def next_tokens(self, last: tuple[int, ...]) -> list[Candidate]:
+        """The candidates after two tokens, likeliest first; -1 where the text is shorter."""
+        before, row = last
         if not 0 <= row < self._vocab_size or (self._order == 2 and before < 0):
             return []
         key = before * self._vocab_size + row
@@ -177,24 +173,3 @@ class LutSource(Source):
         self._flat_keys = keys.data
         self._flat_ids = token_ids.reshape(-1).data
         self._flat_bits = probabilities.reshape(-1).view(np.uint16).data
-
-
-class LutCursor(Cursor):
-    """What a table knows after the end of one row's text, which is its last two tokens."""
-
-    def __init__(self, source: LutSource, pair: Pair) -> None:
-        self._source = source
-        self._pair = pair
-
-    def root(self) -> Pair:
-        return self._pair
-
-    def expand(self, state: Pair) -> list[Candidate]:
-        return self._source.next_tokens(state)
-
-    def follow(self, state: Pair, token: int) -> Pair:
-        return (state[1], token)
-
-    def observe(self, record: StepRecord) -> None:
-        before, last = (*self._pair, *record.committed_ids)[-2:]
-        self._pair = (before, last)

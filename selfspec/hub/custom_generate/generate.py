@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
-    from selfspec.cache.hub import FILE_NAME
+    from selfspec.cache.file import FILE_NAME
     from selfspec.plugin.attach import Attachment
     from selfspec.plugin.loop import loop_for
 except ImportError as error:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import REGISTRY, LutSource, RowStart
 from selfspec.records import DraftTree, StepRecord, TopK
 from tests.strategies import candidates_of
@@ -107,7 +107,7 @@ def step(path: list[int], *, learned: bool = True) -> StepRecord:
 
 
 def observe(source: LutSource, *records: StepRecord) -> None:
-    Learned([source], Calibration(), top_k=1).observe_steps(records)
+    DraftMemory([source], Calibration(), top_k=1).observe_steps(records)
 
 
 def test_every_node_is_learned_from_and_accepted_ones_win() -> None:

@@ -12,15 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
-from selfspec.draft.sources import RowStart, TextsSource
-from selfspec.draft.sources.texts import TextsCursor
+from selfspec.draft.memory import DraftMemory
+from selfspec.draft.sources import AnswersSource, RowStart
+from selfspec.draft.sources.answers import AnswersCursor
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import Said, newest_said
 from tests.scripted import EOS, PAD, Run, ScriptedModel
 from tests.strategies import candidates_of, texts
 
-LENGTHS = (16, 10, 4)
+LENGTHS = (12, 4)
 MOST = 40  # tokens of the memory of the machine
 STORY = list(range(100, 160))
 
@@ -29,11 +29,13 @@ def committed(tokens: list[int]) -> StepRecord:
     return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
 
 
-def opened(source: TextsSource, prompt: list[int], *, learns: bool = True) -> TextsCursor:
+def opened(source: AnswersSource, prompt: list[int], *, learns: bool = True) -> AnswersCursor:
     return source.open(RowStart(prompt_ids=prompt, learns=learns))
 
 
-def written(source: TextsSource, text: list[int], prompt: list[int], step: int = 3) -> TextsCursor:
+def written(
+    source: AnswersSource, text: list[int], prompt: list[int], step: int = 3
+) -> AnswersCursor:
     """A row that has written a text, some tokens a step."""
     cursor = opened(source, prompt)
     for start in range(0, len(text), step):
@@ -41,7 +43,7 @@ def written(source: TextsSource, text: list[int], prompt: list[int], step: int =
     return cursor
 
 
-def told(cursor: TextsCursor, most: int = 100) -> list[int]:
+def told(cursor: AnswersCursor, most: int = 100) -> list[int]:
     """The tokens that it names one after the other, each after the one before."""
     state, tokens = cursor.root(), list[int]()
     while len(tokens) < most and (named := candidates_of(cursor, state)):
@@ -55,9 +57,9 @@ class TextsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.source = TextsSource(MOST)
+        self.source = AnswersSource(MOST)
         self.said: list[Said] = []  # All of it, the oldest first.
-        self.rows: list[tuple[list[int], TextsCursor]] = []  # Each with its text so far.
+        self.rows: list[tuple[list[int], AnswersCursor]] = []  # Each with its text so far.
         self.tokens: dict[int, list[int]] = {}  # What each row has written.
 
     @property
@@ -105,13 +107,12 @@ class TextsMachine(RuleBasedStateMachine):
                 assert found == -1 or (newest is not None and place == newest.number)
 
     @invariant()
-    def what_is_named_was_written_after_as_many_of_the_same_tokens_as_it_says(self):
+    def what_is_named_was_written_after_the_last_token(self):
         for text, cursor in self.rows:
-            if told(cursor, 1):
-                place, length = cursor.root()
-                (said,) = [said for said in self.kept if said.number == place]
-                length = max(length, 0)
-                assert said.before[len(said.before) - length :] == tuple(text[len(text) - length :])
+            for place, _ in cursor.root().matches:
+                for said in self.kept:
+                    if said.number == place:
+                        assert said.before[-1:] == tuple(text[-1:])
 
     @invariant()
     def texts_are_whole_but_for_their_oldest_tokens(self):
@@ -128,7 +129,7 @@ TestTexts.settings = settings(max_examples=60, stateful_step_count=14, deadline=
 
 
 def test_the_same_question_again_is_answered_whole():
-    source = TextsSource()
+    source = AnswersSource()
     prompt = list(range(20))
     written(source, STORY, prompt)
     again = opened(source, prompt)
@@ -137,7 +138,7 @@ def test_the_same_question_again_is_answered_whole():
 
 
 def test_another_prompt_is_found_by_the_answer_itself():
-    source = TextsSource()
+    source = AnswersSource()
     written(source, STORY, [1, 2, 3])
     other = opened(source, [7, 8, 9])
     other.observe(committed(STORY[20:23]))
@@ -149,29 +150,25 @@ def test_another_prompt_is_found_by_the_answer_itself():
 
 
 @pytest.mark.parametrize("num_other", [1, 2, 5])
-def test_after_a_token_that_differs_the_texts_may_go_on_alike(num_other: int):
-    """A token was replaced by one or by several; with six, the place is given up."""
-    source = TextsSource()
+def test_after_tokens_that_differ_the_texts_may_go_on_alike(num_other: int):
+    """They were inserted, or replace as many, or one."""
+    source = AnswersSource()
     written(source, STORY, [])
-    cursor = opened(source, [])
+    cursor = opened(source, [], learns=False)
     cursor.observe(committed(STORY[:5]))
     cursor.observe(committed([*STORY[5:9], *[7] * num_other]))
-    assert told(cursor) == STORY[10:]
-    (unsure,) = cursor.expand(cursor.root())
-    assert unsure[1].match_length == 0
-    assert cursor.follow((cursor.root()[0], -4), 8) is None
-    # Until 4 tokens agree, no other one may differ.
-    cursor.observe(committed([*STORY[10:13], 7]))
+    ways_on = dict.fromkeys([STORY[9], STORY[9 + num_other], STORY[10]])
+    assert [token for token, _ in cursor.expand(cursor.root())] == list(ways_on)
+    cursor.observe(committed([STORY[10]]))
+    assert told(cursor) == STORY[11:]
+    cursor.observe(committed(list(range(900, 917))))
     assert told(cursor) == []
-    cursor.observe(committed(STORY[14:18]))
-    cursor.observe(committed([STORY[18], 7]))
-    assert told(cursor) == STORY[20:]
 
 
 @pytest.mark.parametrize("num_other", [0, 30])
 def test_after_the_end_of_a_text_no_other_one_begins(num_other: int):
     """Neither while the ring fills, nor once it is full."""
-    source = TextsSource(MOST)
+    source = AnswersSource(MOST)
     written(source, list(range(900, 900 + num_other)), [])
     written(source, STORY[:10], [])
     cursor = opened(source, [], learns=False)
@@ -181,13 +178,12 @@ def test_after_the_end_of_a_text_no_other_one_begins(num_other: int):
         place = cursor.follow(place, token)
     assert cursor.expand(place) == []
     written(source, [1, 2, 3], [])
-    assert cursor.follow(place, 7) is None
     cursor.observe(committed([*STORY[6:10], 7]))
-    assert cursor.root() is None
+    assert told(cursor) == []
 
 
 def test_the_longer_a_match_has_held_the_surer_it_is():
-    source = TextsSource()
+    source = AnswersSource()
     written(source, STORY, [])
     cursor = opened(source, [])
     lengths = []
@@ -199,7 +195,7 @@ def test_the_longer_a_match_has_held_the_surer_it_is():
 
 
 def test_of_two_answers_the_newer_one_is_told_and_a_longer_match_wins():
-    source = TextsSource()
+    source = AnswersSource()
     written(source, [*STORY[:20], 1, 1, 1], [])
     written(source, [5, 5, *STORY[16:20], 2, 2, 2], [])
     short, long = opened(source, []), opened(source, [])
@@ -209,7 +205,7 @@ def test_of_two_answers_the_newer_one_is_told_and_a_longer_match_wins():
 
 
 def test_rows_of_one_batch_copy_from_each_other_while_they_write():
-    source = TextsSource()
+    source = AnswersSource()
     ahead, behind = opened(source, [1]), opened(source, [1])
     ahead.observe(committed(STORY[:10]))
     behind.observe(committed(STORY[:5]))
@@ -222,7 +218,7 @@ def test_rows_of_one_batch_copy_from_each_other_while_they_write():
 
 
 def test_what_was_saved_is_found_again():
-    source, other = TextsSource(), TextsSource()
+    source, other = AnswersSource(), AnswersSource()
     written(source, STORY, [1, 2, 3])
     written(source, [9, 8, 7, 6, 5, 4, 3], [])
     other.restore(source.arrays())
@@ -239,7 +235,7 @@ def test_what_was_saved_is_found_again():
 
 
 def test_a_text_that_was_cut_off_goes_on_in_no_other():
-    source = TextsSource()
+    source = AnswersSource()
     source.restore({"tokens": np.array(STORY[:9], np.int32)})
     written(source, STORY[30:], [])
     assert source.arrays()["tokens"].tolist() == [*STORY[:9], -1, *STORY[30:], -1]
@@ -249,16 +245,16 @@ def test_a_text_that_was_cut_off_goes_on_in_no_other():
 
 
 def test_the_newest_of_what_was_saved_fits_a_smaller_memory():
-    source, small = TextsSource(), TextsSource(16)
+    source, small = AnswersSource(), AnswersSource(16)
     written(source, STORY, [])
     small.restore(source.arrays())
     assert small.arrays()["tokens"].tolist() == [*STORY[-15:], -1]
 
 
 def test_most_of_a_full_memory_is_found():
-    """Of keys that share a slot the older one is lost: a quarter of them, but rarely all three."""
+    """Of keys that share a slot the older one is lost: a fifth of them, but rarely both."""
     most = 1 << 12
-    source, text = TextsSource(most), np.random.default_rng(1).integers(0, 1 << 15, most).tolist()
+    source, text = AnswersSource(most), np.random.default_rng(1).integers(0, 1 << 15, most).tolist()
     written(source, text, [], step=8)
     num_found = 0
     for start in range(0, most - 40, 40):
@@ -270,7 +266,7 @@ def test_most_of_a_full_memory_is_found():
 
 @pytest.mark.parametrize("way", ["greedy", "processed", "together"])
 def test_texts_of_an_engine_are_the_plain_ones_and_come_back_at_once(way: str):
-    model, source = ScriptedModel(seed=5, order=3), TextsSource()
+    model, source = ScriptedModel(seed=5, order=3), AnswersSource()
 
     def decode() -> tuple[Any, Run]:
         prompts = [[1, 2, 3], [3, 2, 1], [1, 2, 3]]
@@ -285,7 +281,7 @@ def test_texts_of_an_engine_are_the_plain_ones_and_come_back_at_once(way: str):
 
 
 def test_pads_after_the_end_of_a_row_are_not_written():
-    model, source = ScriptedModel(seed=1), TextsSource()
+    model, source = ScriptedModel(seed=1), AnswersSource()
     prompts = [[1, 2, 3], [3, 2, 1], [2, 2, 1], [4, 1, 3]]
     run = Run(model, prompts, [source], max_length=60, eos=EOS, config=SpecConfig(max_nodes=3))
     ids = run.decode(run.together())
@@ -296,9 +292,9 @@ def test_pads_after_the_end_of_a_row_are_not_written():
 
 @pytest.mark.parametrize("scope", ["session", "request", "frozen"])
 def test_how_far_it_reaches(scope: str):
-    source = TextsSource()
+    source = AnswersSource()
     written(source, STORY, [])
-    learned = Learned([source], Calibration(), top_k=3)
+    learned = DraftMemory([source], Calibration(), top_k=3)
     for_call = learned.for_request(scope)
     row = for_call.sources[0].open(RowStart(prompt_ids=[], learns=for_call.learns))
     row.observe(committed([*STORY[:20], 1, 2, 3, 4, 5, 6]))

@@ -1,6 +1,6 @@
-"""The `Learned` of one `SelfSpec`: made of what was loaded and remembered, and what it learns then.
+"""The `DraftMemory` of one `SelfSpec`: what was loaded and remembered, and what it learns then.
 
-Four nouns: `Learned` has the sources and rates that drafts are made from right now. This class
+Four nouns: `DraftMemory` has the sources and rates that drafts are made from right now. This class
 makes it when it is first needed, and saves it. `CacheContents` is the same as a cache has it, as
 arrays, and a `RememberedFile` is the file of `remember=`.
 """
@@ -23,7 +23,7 @@ from selfspec.cache.contents import (
 from selfspec.cache.remember import Busy, RememberedFile, contents_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
+from selfspec.draft.memory import DraftMemory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import REGISTRY, Source
 from selfspec.errors import CacheError, SelfSpecError, VocabularyError, one_line
@@ -35,7 +35,7 @@ _MAX_WAIT = 10.0
 _log = logging.getLogger("selfspec")
 
 
-class LearnedOnDemand:
+class DraftMemoryLoader:
     """Makes what is learned at the first call, and again after `forget`. Safe for several threads.
 
     What was loaded is kept apart from what is learned. Extra sources and a calibration are copied,
@@ -57,14 +57,14 @@ class LearnedOnDemand:
         self._extra_sources = tuple(extra_sources)
         self._calibration = Calibration() if calibration is None else calibration
         self._shape = Shape() if shape is None else shape
-        self._learned: Learned | None = None
+        self._learned: DraftMemory | None = None
         self._vocab_size = 0
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._saved_at = 0.0
         self._warned = False
 
-    def of(self, vocab_size: int) -> Learned:
+    def of(self, vocab_size: int) -> DraftMemory:
         """What is learned; an error if it belongs to a vocabulary of another size."""
         with self._lock:
             if self._learned is None:
@@ -79,7 +79,7 @@ class LearnedOnDemand:
                 )
             return self._learned
 
-    def or_nothing(self, disable: Callable[[str], object], vocab_size: int) -> Learned:
+    def or_nothing(self, disable: Callable[[str], object], vocab_size: int) -> DraftMemory:
         """The same for a default assistant, whose caller knows nothing of selfspec.
 
         If it belongs to another vocabulary, or its file is damaged, the call goes on without it,
@@ -90,7 +90,7 @@ class LearnedOnDemand:
         except SelfSpecError as error:
             reason = one_line(error).partition(";")[0]
             disable(f"its default assistant has failed ({reason})")
-            return Learned([], Calibration(), top_k=1)
+            return DraftMemory([], Calibration(), top_k=1)
 
     def forget(self) -> None:
         with self._lock:
@@ -98,59 +98,36 @@ class LearnedOnDemand:
 
     def save(self) -> None:
         """Adds what is learned to the file of `remember=`."""
-        with self._saving:
-            if self.remembered is not None and (contents := self._to_save()) is not None:
-                self.remembered.add(contents, self._vocab_size, max_wait=_MAX_WAIT)
+        self._save(_MAX_WAIT)
 
     def save_if_due(self) -> None:
-        """The same once in some minutes, in another thread.
-
-        Costs a copy of the tables. Another save, here or in another process, is not waited for.
-        """
-        is_due = time.monotonic() - self._saved_at >= SAVE_SECONDS
-        if self.remembered is None or not is_due or not self._saving.acquire(blocking=False):
-            return
-        thread = None
-        try:
-            if (contents := self._to_save()) is not None:
-                args = (self.remembered, contents)
-                thread = threading.Thread(target=self._save_beside, args=args)
-                thread.start()
-        except RuntimeError as error:  # The process may start no more threads.
-            _log.info("what was learned is saved later: %s", error)
-        finally:
-            if thread is None or thread.ident is None:
-                self._saving.release()
+        """The same once in some minutes, unless another process saves at the moment."""
+        if self.remembered is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS:
+            self._save_or_warn(max_wait=0.0)
 
     def end(self) -> None:
         """The last save, when the `SelfSpec` goes or the process ends."""
+        self._save_or_warn(_MAX_WAIT)
+
+    def _save_or_warn(self, max_wait: float) -> None:
         try:
-            self.save()
+            self._save(max_wait)
         except CacheError as error:
-            self._warn(error)
+            if isinstance(error, Busy) and not max_wait:
+                _log.info("what was learned is saved later: %s", error)
+            elif not self._warned:
+                _log.warning("what was learned is not saved: %s", error)
+                self._warned = True
 
-    def _save_beside(self, remembered: RememberedFile, contents: CacheContents) -> None:
-        try:
-            remembered.add(contents, self._vocab_size, max_wait=0.0)
-        except Busy as error:
-            _log.info("what was learned is saved later: %s", error)
-        except CacheError as error:
-            self._warn(error)
-        finally:
-            self._saving.release()
-
-    def _warn(self, error: CacheError) -> None:
-        if not self._warned:
-            _log.warning("what was learned is not saved: %s", error)
-        self._warned = True
-
-    def _to_save(self) -> CacheContents | None:
-        """A copy of what is learned, if it may be saved."""
+    def _save(self, max_wait: float) -> None:
         self._saved_at = time.monotonic()
         learned, remembered = self._learned, self.remembered
         if learned is None or remembered is None or not remembered.saves:
-            return None
-        return replace(contents_of(learned, remembered.tokenizer), about={"kept_by": "remember"})
+            return
+        with self._saving:
+            contents = contents_of(learned, remembered.tokenizer)
+            contents = replace(contents, about={"kept_by": "remember"})
+            remembered.add(contents, self._vocab_size, max_wait=max_wait)
 
     def contents(
         self, tokenizer: Tokenizer | None, about: Mapping[str, Any] | None
@@ -188,7 +165,7 @@ class LearnedOnDemand:
             )
         return known.tokenizer
 
-    def _opened(self, vocab_size: int) -> Learned:
+    def _opened(self, vocab_size: int) -> DraftMemory:
         """What was loaded, and what is remembered on top of it.
 
         Heads belong to one text.
@@ -197,7 +174,7 @@ class LearnedOnDemand:
         known = [REGISTRY[name] for name in self._config.sources if name in REGISTRY]
         sources = [make(vocab_size, top_k) for make in known]
         sources += [source.copy() for source in self._extra_sources]
-        learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
+        learned = DraftMemory(sources, self._calibration.copy(), top_k, shape=self._shape)
         if loaded is not None:
             restore(learned, loaded, vocab_size)
         if self.remembered is not None and (kept := self.remembered.read()) is not None:

@@ -1,10 +1,9 @@
-"""Texts that rows have written: where the last tokens were written before, a text may go on alike.
+"""Answers that rows have written: where the last tokens were written before, it may go on alike.
 
 One memory of a `SelfSpec`, into which all rows write while they are decoded, so that samples of one
-prompt copy from each other. It holds answers and no prompts. A token is found by the 4, 10 or 16
+prompt copy from each other. It holds answers and no prompts. A token is found by the 4 or 12
 tokens in front of it, which may be the prompt's; of equal ones the newest is known. A place that
-was found is followed while both texts agree, and the longer they do, the surer it is. Where one
-token differs, both may go on alike after it, as in an edit.
+was found is followed with changes allowed, as in an edit.
 """
 
 from __future__ import annotations
@@ -12,47 +11,39 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.source import Cursor, RowStart, Source
-from selfspec.records import Candidate, Evidence, StepRecord
+from selfspec.draft.sources.following import Following, FollowingCursor
+from selfspec.draft.sources.source import RowStart, Source
+from selfspec.records import StepRecord
 
 MAX_TOKENS = 1 << 18
 # A token is found by these numbers of tokens before it. LUTs and the text itself know shorter ones.
-_LENGTHS = (4, 10, 16)
+_LENGTHS = (4, 12)
 _LONGEST = _LENGTHS[-1]
-# As many tokens agree before another one may differ. In place of it there may be up to five.
-_SURE, _MOST_ASTRAY = 4, 4
-# Matches between two of these lengths are the same evidence.
-_RUNS = (1, 2, 3, 4, 6, 10, 16, 24, 40, 64)
 # The key of some tokens t₁ … tₙ is Σ (tᵢ + 1) · Fⁿ⁺¹⁻ⁱ modulo 2⁶⁴, whose upper bits are a slot.
 _FACTOR, _WORD_BITS = 0x9E3779B97F4A7C15, 64
 _WORD = (1 << _WORD_BITS) - 1
 _POWERS = [pow(_FACTOR, power, 1 << _WORD_BITS) for power in range(_LONGEST + 1)]
 _LENGTHS_AND_POWERS = tuple((length, _POWERS[length]) for length in _LENGTHS)
 
-# The place of the token that comes next, and how many tokens before it agree. If the last one did
-# not, that is 0, and -n after n more that did not.
-Match = tuple[int, int]
 
-
-class TextsSource(Source):
+class AnswersSource(Source):
     """A ring of tokens, each with the place of the one after it, and an index of their places.
 
     A place is how many tokens were written before. Once the ring is full, new tokens replace the
     oldest ones. The index has four slots for each token. A key that needs the slot of another one
-    takes it, so that of a full ring three keys in four are found. It is safe for several threads:
+    takes it, so that of a full ring four keys in five are found. It is safe for several threads:
     what one reads while another writes can be a wrong draft, and no more.
 
     It takes 19 MB for 262,144 tokens.
     """
 
-    name = "texts"
+    name = "answers"
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -71,13 +62,13 @@ class TextsSource(Source):
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
 
-    def open(self, row: RowStart) -> TextsCursor:
-        return TextsCursor(self, row.prompt_ids, learns=row.learns)
+    def open(self, row: RowStart) -> AnswersCursor:
+        return AnswersCursor(self, row.prompt_ids, learns=row.learns)
 
-    def copy(self) -> TextsSource:
+    def copy(self) -> AnswersSource:
         """A copy for one request; if there is anything to copy, costs one pass over the memory."""
         if not self._num_written:
-            return TextsSource(self._max_tokens)
+            return AnswersSource(self._max_tokens)
         twin = copy.copy(self)
         twin._lock = threading.Lock()
         with self._lock:
@@ -94,7 +85,11 @@ class TextsSource(Source):
 
     def after(self, place: int) -> int:
         """The place of the token after the one at a place, -1 if there is none yet."""
-        return self._next_places[place % self._max_tokens]
+        return -1 if place < 0 else self._next_places[place % self._max_tokens]
+
+    def near(self, token: int, left: int) -> Iterable[int]:
+        """None: a place is found by several tokens in front of it."""
+        return ()
 
     def find(self, key: int) -> int:
         """The place of the newest token that has such tokens in front of it, or -1."""
@@ -167,74 +162,54 @@ class TextsSource(Source):
         self._tokens, self._next_places, self._keys, self._places = (a.data for a in arrays)
 
 
-class TextsCursor(Cursor):
+class AnswersCursor(FollowingCursor):
     """The place in other texts where one row's text is, and what it writes itself."""
 
-    def __init__(self, source: TextsSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
+    def __init__(self, source: AnswersSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
+        super().__init__("answers", source, Following(), most_matches=4, top_k=4)
         self._source = source
         self._learns = learns
-        self._match: Match | None = None
         self._last = -1  # The place of the last token that it wrote.
         self._sums = [0]  # The keys of all tokens up to each of the last ones.
         for token in prompt_ids[-_LONGEST:]:
             self._move(token)
         self._keys = self._keys_at_end()
 
-    def root(self) -> Match | None:
-        return self._match
-
-    def expand(self, state: Match | None) -> list[Candidate]:
-        if state is None or (token := self._source.token(state[0])) < 0:
-            return []
-        return [(token, _evidence(state[1]))]
-
-    def follow(self, state: Match | None, token: int) -> Match | None:
-        """The match one token later; a token that differs may stand for one of the other text."""
-        if state is None:
-            return None
-        place, length = state
-        if (known := self._source.token(place)) < 0:
-            return None
-        if known == token:
-            return self._source.after(place), max(length, 0) + 1
-        if length >= _SURE:
-            return self._source.after(place), 0
-        return (place, length - 1) if -_MOST_ASTRAY < length <= 0 else None
+    def follow(self, state: Following, token: int) -> Following:
+        is_somewhere = state.matches or state.left >= 0
+        return super().follow(state, token) if is_somewhere else state
 
     def observe(self, record: StepRecord) -> None:
         """Moves on, and looks the end of the text up if few tokens agree so far."""
         if record.is_padding:
             return
-        match, before = self._match, []
+        before = []
         for token in record.committed_ids:
-            match = self.follow(match, token)
+            self._end = self.follow(self._end, token)
             before.append(self._keys)
             self._move(token)
             self._keys = self._keys_at_end()
-        self._match = self._longest(match)
+        self._find()
         if self._learns:
             self._last = self._source.append(self._last, record.committed_ids, before)
 
-    def _longest(self, match: Match | None) -> Match | None:
-        """A match, or a longer one that the index knows of."""
-        if match is not None and self._source.token(match[0]) < 0:
-            match = None  # Nobody has written on there.
-        length = 0 if match is None else match[1]
-        for longer, key in zip(
-            reversed(_LENGTHS[: len(self._keys)]), reversed(self._keys), strict=True
-        ):
-            if longer <= length:
-                break
+    def _find(self) -> None:
+        """Goes where more tokens in front agree, if the index knows of such a place."""
+        run = next((run for place, run in self._end.matches if self._source.token(place) >= 0), 0)
+        lengths = _LENGTHS[: len(self._keys)]
+        for length, key in zip(reversed(lengths), reversed(self._keys), strict=True):
+            if length < run:
+                return
             if self._source.token(place := self._source.find(key)) >= 0:
-                return place, longer
-        return match
+                self._end = Following(((place, length),), place, place)
+                return
 
     def _move(self, token: int) -> None:
         self._sums.append((self._sums[-1] + token + 1) * _FACTOR & _WORD)
         del self._sums[: -_LONGEST - 1]
 
     def _keys_at_end(self) -> list[int]:
-        """The keys of the last 4, 10 and 16 tokens, or fewer of them for a shorter text."""
+        """The keys of the last 4 and 12 tokens, or fewer of them for a shorter text."""
         sums = self._sums
         end, num = sums[-1], len(sums)
         return [end - sums[-1 - n] * power & _WORD for n, power in _LENGTHS_AND_POWERS if n < num]
@@ -248,11 +223,3 @@ def _keys_before(tokens: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray
     are_tokens = np.logical_and.accumulate(before >= 0, axis=1)
     ends = np.array(_LENGTHS) - 1
     return sums[:, ends], are_tokens[:, ends]
-
-
-@lru_cache(maxsize=1024)
-def _evidence(length: int) -> Evidence:
-    """By how long a match has held. While texts differ, a chance of one in three is assumed."""
-    if length <= 0:
-        return Evidence("texts", count_bin=1 - length, probability_bin=1)
-    return Evidence("texts", match_length=max(run for run in _RUNS if run <= length))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,11 @@ from selfspec.draft.sources import Source
 from selfspec.errors import one_line
 from selfspec.records import StepRecord, TopK
 
-T = TypeVar("T")
 _log = logging.getLogger("selfspec")
 
 
 @dataclass
-class Learned:
+class DraftMemory:
     """What is learned: the sources and how far each kind of evidence can be trusted."""
 
     sources: list[Source]
@@ -34,39 +33,19 @@ class Learned:
     @property
     def nbytes(self) -> int:
         """The bytes of all sources that a cache can keep."""
-        return sum(number for _, number in self._of_each(lambda source: source.nbytes))
+        return sum(source.nbytes for source in self.sources)
 
-    def for_request(self, learning: str) -> Learned:
+    def for_request(self, learning: str) -> DraftMemory:
         """What one call works on, by the learning scope."""
         if learning == "request":
-            calibration = self.calibration.copy()
-            return replace(self, sources=self._copies(), calibration=calibration, learns=True)
+            copies = [source.copy() for source in self.sources]
+            return replace(self, sources=copies, calibration=self.calibration.copy(), learns=True)
         return replace(self, learns=learning == "session")
-
-    def _copies(self) -> list[Source]:
-        """A copy of each source, without those that fail to make one."""
-        copies = []
-        for source in self.sources:
-            try:
-                copies.append(source.copy())
-            except Exception as error:
-                self.say_failed(source.name, error)
-        return copies
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """The arrays of every source that a cache can keep."""
-        tables = self._of_each(lambda source: source.arrays())
-        return {name: arrays for name, arrays in tables if arrays}
-
-    def _of_each(self, question: Callable[[Source], T]) -> list[tuple[str, T]]:
-        """The names of the sources and what they answer, without those that fail."""
-        answers = []
-        for source in self.sources:
-            try:
-                answers.append((source.name, question(source)))
-            except Exception as error:
-                self.say_failed(source.name, error, "can't say what it has learned")
-        return answers
+        tables = {source.name: source.arrays() for source in self.sources}
+        return {name: arrays for name, arrays in tables.items() if arrays}
 
     def observe_steps(self, records: Sequence[StepRecord]) -> None:
         """Lets every source learn from steps of several rows, by one write to each table.

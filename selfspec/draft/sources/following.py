@@ -1,0 +1,158 @@
+"""Where a text goes on as another one does, or as it did before itself, with changes allowed.
+
+A cursor knows the places of a stored text where the tokens before agree with the end of its row's
+text. After n tokens that the stored text does not have there, it offers to go on where that was
+left, n tokens later, or one token later: they were inserted, or they replace n tokens or one. It
+also goes on wherever else the last tokens are stored, as after a deletion.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from functools import lru_cache
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from selfspec.draft.sources.source import Cursor
+from selfspec.records import Candidate, Evidence, StepRecord
+
+# When 4 tokens in a row agree, the text goes on from there. A token to which a way on leads counts
+# as much.
+SURE = 4
+# After this many tokens without such an agreement, ways on are looked at no more.
+_MOST_ASTRAY = 16
+# Runs of agreement between two of these lengths are the same evidence.
+_RUNS = (1, 2, 3, 4, 6, 10, 16, 24, 40, 64)
+
+# The place of the next token in the stored text, and how many tokens before it agree.
+Match = tuple[int, int]
+
+
+class StoredText(Protocol):
+    """A text, or many, each token at a place."""
+
+    def token(self, place: int) -> int:
+        """The token at a place; -1 where there is none yet, or no more."""
+        ...
+
+    def after(self, place: int) -> int:
+        """The place of the token after the one at a place; -1 if there is none yet."""
+        ...
+
+    def near(self, token: int, left: int) -> Iterable[int]:
+        """Places right after a token, the likeliest first; the text was left at one, or at -1."""
+        ...
+
+
+class Following(NamedTuple):
+    """Where a text is in a stored one, drafts included."""
+
+    matches: tuple[Match, ...] = ()  # The longest first.
+    left: int = -1  # The place after the last agreement that was sure; -1: there is none.
+    ahead: int = -1  # The place as many tokens later as came since.
+    num_astray: int = 0  # The tokens since then.
+
+
+class FollowingCursor(Cursor):
+    """The places of one row's text in a stored one, the longest `most_matches`."""
+
+    def __init__(
+        self, name: str, text: StoredText, end: Following, *, most_matches: int, top_k: int
+    ) -> None:
+        self._name, self._text, self._end = name, text, end
+        self._most_matches, self._top_k = most_matches, top_k
+
+    def root(self) -> Following:
+        return self._end
+
+    def expand(self, state: Following) -> list[Candidate]:
+        """What comes next at each match, the longest and then most frequent first; then ways on."""
+        text, runs, counts = self._text, dict[int, int](), dict[int, int]()
+        for place, run in state.matches:
+            if (token := text.token(place)) >= 0:
+                runs.setdefault(token, run)
+                counts[token] = counts.get(token, 0) + 1
+        ranked = list(runs)
+        if len(ranked) > 1:
+            ranked.sort(key=lambda token: (-runs[token], -counts[token]))
+        named = {
+            token: _of_match(self._name, runs[token], rank)
+            for rank, token in enumerate(ranked[: self._top_k], start=1)
+        }
+        if state.num_astray:
+            for way, place in enumerate(self._ways_on(state)):
+                if (token := text.token(place)) >= 0:
+                    named.setdefault(token, _of_way_on(self._name, way, min(state.num_astray, 3)))
+        return list(named.items())
+
+    def follow(self, state: Following, token: int) -> Following:
+        """The places one token later."""
+        text = self._text
+        runs = dict.fromkeys(text.near(token, state.left), 1)
+        for place in self._ways_on(state):
+            if text.token(place) == token:
+                runs[text.after(place)] = SURE
+        for place, run in state.matches:
+            if text.token(place) == token:
+                runs[text.after(place)] = run + 1
+        matches = sorted(runs.items(), key=itemgetter(1), reverse=True)
+        kept = tuple(matches[: self._most_matches])
+        if kept and kept[0][1] >= SURE:
+            return Following(kept, kept[0][0], kept[0][0])
+        ahead = text.after(state.ahead) if state.left >= 0 else -1
+        return Following(kept, state.left, ahead, state.num_astray + 1)
+
+    def _ways_on(self, state: Following) -> tuple[int, ...]:
+        """The tokens since it was left were inserted, or replace as many, or one."""
+        if state.left < 0 or state.num_astray > _MOST_ASTRAY:
+            return ()
+        return state.left, state.ahead, self._text.after(state.left)
+
+    def observe(self, record: StepRecord) -> None:
+        for token in record.committed_ids:
+            self._end = self.follow(self._end, token)
+
+
+class IndexedText:
+    """A text that may grow, and the positions right after each of its tokens.
+
+    Near are the newest ones. If `num_newest` is 0, they are those around the place where the text
+    was left: 4 ahead of it and 2 behind.
+    """
+
+    def __init__(self, token_ids: Iterable[int], num_newest: int = 0) -> None:
+        self._token_ids: list[int] = []
+        self._after: dict[int, list[int]] = {}
+        self._num_newest = num_newest
+        for token in token_ids:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        self._token_ids.append(token)
+        self._after.setdefault(token, []).append(len(self._token_ids))
+
+    def token(self, place: int) -> int:
+        return self._token_ids[place] if 0 <= place < len(self._token_ids) else -1
+
+    def after(self, place: int) -> int:
+        return place + 1
+
+    def near(self, token: int, left: int) -> Iterable[int]:
+        places = self._after.get(token, [])
+        if self._num_newest:
+            return reversed(places[-self._num_newest :])
+        middle = bisect_left(places, left + 1)
+        return (*places[middle : middle + 4], *reversed(places[max(middle - 2, 0) : middle]))
+
+
+@lru_cache(maxsize=1024)
+def _of_match(name: str, run: int, rank: int) -> Evidence:
+    length = max(shortest for shortest in _RUNS if shortest <= run)
+    return Evidence(name, match_length=length, rank=rank)
+
+
+@lru_cache(maxsize=64)
+def _of_way_on(name: str, way: int, num_astray: int) -> Evidence:
+    """Which way on, and for how long the text is astray; a chance of one in six is assumed."""
+    return Evidence(name, rank=way + 1, count_bin=num_astray, probability_bin=2)
