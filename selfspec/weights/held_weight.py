@@ -71,7 +71,7 @@ class HeldWeight(nn.Parameter):
         return _with_values(_TENSOR.set_, (self, *args), kwargs)
 
     def values(self) -> torch.Tensor:
-        """What code that reads the weight gets."""
+        """The values that code gets when it reads the weight."""
         return self
 
 
@@ -99,7 +99,7 @@ class PackedWeight(HeldWeight):
         kept: str | None,
         dtype: torch.dtype | None = None,
     ) -> PackedWeight:
-        """What takes the place of a weight, in its dtype or another one."""
+        """A held weight to put in the place of `weight`, in its dtype or another one."""
         made = nn.Parameter(_blank(weight, dtype), requires_grad=False)
         hold(made, packed, kept)
         return made  # type: ignore[return-value]
