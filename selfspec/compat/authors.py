@@ -93,7 +93,7 @@ def _parts(code: Any) -> Iterator[Any]:
     Functions that torch has scripted, and its operators, count as torch's.
     """
     waiting, seen = [code], set[int]()
-    for part in waiting:  # It grows meanwhile.
+    for part in waiting:  # The list grows while it is walked.
         if id(part) not in seen and len(seen) < _MOST_PARTS:
             seen.add(id(part))
             if isinstance(part, MethodType):  # An autograd.Function's `apply` calls its class.
@@ -205,7 +205,7 @@ def _name_in_full(owner: Any) -> str:
 
 def _is_installed(value: Any) -> bool:
     """Is this no function, or one of Python or of installed packages?"""
-    is_code = callable(value) or hasattr(type(value), "__get__")  # Such as a property.
+    is_code = callable(value) or hasattr(type(value), "__get__")  # A property has `__get__`.
     origins = map(_origin, _parts(value)) if is_code else ()
     return all(_is_package(origin.partition(".")[0]) for origin in origins)
 
@@ -213,7 +213,7 @@ def _is_installed(value: Any) -> bool:
 @cache
 def _is_package(name: str) -> bool:
     """Is this a package of Python, or was it installed, so that a description lies beside it?"""
-    is_python = name in sys.stdlib_module_names and name != "unittest"  # Its mocks are a user's.
+    is_python = name in sys.stdlib_module_names and name != "unittest"  # Mocks are a user's.
     if is_python or _is_library(name):
         return True
     return any(any(path.parent.glob("*.dist-info")) for path in _paths_of(name))

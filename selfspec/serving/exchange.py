@@ -65,7 +65,7 @@ class Exchange:
         self._indices, self._queue = model.enter(request.n * len(request.prompts))
         self._prompts: list[Prompt] = []
         self._replies: list[ReplyDecoder] = []
-        self._answers: dict[int, Answer] = {}  # Those that are complete, by choice.
+        self._answers: dict[int, Answer] = {}  # Complete answers, by choice.
 
     def close(self) -> None:
         """Gives up the places. Texts that are not complete are dropped within a step."""

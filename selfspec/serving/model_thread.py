@@ -55,7 +55,7 @@ class ModelThread:
         self.model = model
         self.spec = spec
         self.max_memory = max_memory
-        self.is_stopping = False  # Then new requests are refused.
+        self.is_stopping = False  # True: new requests are refused.
         self._max_texts = max_rows + max_waiting
         self._indices = count()
         # By the index of a text: what hands its events to the event loop of its client.

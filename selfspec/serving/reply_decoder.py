@@ -115,7 +115,7 @@ class ReplyDecoder:
         reader = self._reader
         self._decode(answer.ids[self._num_decoded :])  # Criteria don't see a text's last token.
         self._show(self._stream.rest())
-        head = "" if reader is None else reader.end()  # It may be the beginning of a call.
+        head = "" if reader is None else reader.end()  # A call may have begun.
         if self._calls_only:
             self._parts.append(self._stops.rest() + head)
         else:

@@ -46,7 +46,7 @@ class ResponseForm:
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # Is the last item being written?
         self._num_events = 0
-        self._scores: list[TokenScore] = []  # Of tokens whose text has not come yet.
+        self._scores: list[TokenScore] = []  # Scores of tokens whose text has not come yet.
         self._finish_reason: str | None = None
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class PackedWeight(HeldWeight):
     """
 
     packed: PackedMatrix | None  # None once it was given back.
-    like: tuple[torch.dtype, int]  # Its dtype and its columns. To ask torch for them takes longer.
+    like: tuple[torch.dtype, int]  # The dtype and the columns; torch is slow to say them.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.kept is not None and self.packed is not None:
