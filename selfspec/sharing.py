@@ -44,7 +44,7 @@ class Sharing:
             prompt.result.read = ReadSoFar.of_prefix(plan, beginning)
 
     def with_memory(self, work: Callable[[], T], undo: Callable[[], bool] | None = None) -> T:
-        """What some work gives, which is done once more if kept texts can give it memory.
+        """The result of `work`, which is tried once more if dropping kept texts gives it memory.
 
         Work that fails must leave all as it was, or `undo` must be able to.
         """

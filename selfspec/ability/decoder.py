@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from selfspec.compat.generation import KV, kv_of
 from selfspec.forward.model import device_of
 
-_NUM_COLUMNS = 4  # Of the noise; a decoder takes any number.
+_NUM_COLUMNS = 4  # The length of the noise; any will do.
 
 
 class _Read(BaseModelOutput):  # type: ignore[misc]

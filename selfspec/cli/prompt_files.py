@@ -27,7 +27,7 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 class PromptLine:
     number: int  # Counted from 1, empty lines too.
     checksum: str
-    name: str | int | None  # Its `custom_id` or `id`.
+    name: str | int | None  # The `custom_id` or `id` of the line.
     prompt: Any  # Text, messages or token ids.
     settings: Settings
     body: dict[str, Any] | None  # In OpenAI's form, which its answer then has, too.
@@ -64,7 +64,7 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
 
 
 def read_prompts(path: Path, option: str) -> list[PromptLine]:
-    """All prompts of a file; refuses the file for its first line that is none."""
+    """All prompts of a file, which is refused if one of its lines is no prompt."""
     prompts = []
     for number, data in numbered_lines(path, option):
         try:

@@ -1,9 +1,9 @@
 """The keys and values of some rows while drafting, with room after them for trees.
 
 This module and `slots` hold all that depends on transformers' cache API. A prompt's forward fills a
-transformers' cache as always. `TreeKV.add` moves its contents into slots, on which drafting works,
-and `release` gives them back as if plain decoding had filled the cache. A policy of `sizes` says
-how many slots there are.
+cache of transformers as always. `TreeKV.add` moves its contents into slots, on which drafting
+works, and `release` gives them back as if plain decoding had filled the cache. A policy of `sizes`
+says how many slots there are.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class TreeKV:
 
     def __init__(self, attention: AttentionTypes, policy: Policy) -> None:
         self.policy = policy
-        self.rows: Sequence[KVRow] = ()  # Those that have places, in their order.
+        self.rows: Sequence[KVRow] = ()  # In the order of their places.
         self.forward = _NO_FORWARD
         self.visible: torch.Tensor | None = None  # (B, P) bool
         self.states = States()
         self.cache = DynamicCache()
         self.cache.layers = layers_for(attention.by_layer, attention.states, self)
         self.attention = attention
-        self._their_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
+        self._their_layers: list[CacheLayerMixin] = []  # The first rows came in these.
         self._members: dict[Format, list[Member]] = {}
         self._parts: list[Slots] = []
         self._generation = 0

@@ -26,13 +26,27 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.neural.draft_cursor import FULL_GAIN
 from selfspec.weights import rounded_bits
-from selfspec.weights.held_weight import FileWeight, PackedWeight
-from selfspec.weights.rounded import rounding_reason
-from selfspec.weights.rounded_linear import RoundedLinear, can_be_rounded, rounded_bytes
-from selfspec.weights.streamed import is_streamed
+from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.rounded import round_weight, rounding_reason
+from selfspec.weights.rounded_model import can_be_rounded, rounded_bytes
+from selfspec.weights.streamed import FileWeight, is_streamed, may_have_copy
 
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer whose weight can be rounded to 8 bits, or to 4."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> None:
+        super().__init__()
+        matrix = round_weight(weight, bits)
+        assert matrix is not None
+        self.num_bytes = matrix.num_bytes
+        self._matrix, self._bias = matrix, bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._matrix(x, self._bias)
 
 
 class RoundedCopy:
@@ -96,6 +110,8 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
         return reason
     if is_streamed(model) and rounded_bits(model) is not None:
         return "its weights are rounded and streamed"
+    if not may_have_copy(model):
+        return "within max_memory, layers that stay in memory bring more than its rounded weights"
     with _making:
         kind = name, model.dtype
         if model not in _copies or _copies[model][0] != kind:
@@ -145,7 +161,7 @@ def _is_streamed(weight: nn.Parameter) -> bool:
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    """Those of the decoder, and the head: what reads images stays as it is."""
+    """The linear layers of the decoder and the head; parts that read images are not rounded."""
     parts = dict.fromkeys([*model.get_decoder().modules(), model.get_output_embeddings()])
     return filter(can_be_rounded, parts)
 

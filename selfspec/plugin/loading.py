@@ -13,9 +13,7 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unkn
 from selfspec.machine.hub import check_model_name
 from selfspec.plugin.attach import attach
 from selfspec.weights import BITS, pack_loaded, round_model, rounding_reason
-from selfspec.weights.eight_bits import has_products, to_eight_bits
-from selfspec.weights.held_weight import STREAMED
-from selfspec.weights.streamed import check_complete, is_streamed, load_within
+from selfspec.weights.streamed import STREAMED, check_complete, is_streamed, load_within
 
 # What stands for an option of `from_pretrained()` here.
 _OPTIONS_OF_TRANSFORMERS = {
@@ -106,7 +104,7 @@ def load(
         bits = _checked_bits(weights)
         wanted = torch.float32 if wanted == "auto" else wanted
     if max_memory is not None:
-        AutoConfig.from_pretrained(source)  # It says what is wrong with a name.
+        AutoConfig.from_pretrained(source)  # Raises a clear error for a wrong name.
         model = load_within(
             source,
             max_memory,
@@ -141,10 +139,7 @@ def _load_rounded(name: str, bits: int, dtype: Any, *, sees: bool) -> Any:
             f"weights='int{bits}' is for a model that is not quantised yet (got {name!r}); name "
             "its original weights, or load it as it is"
         )
-    if bits == 8 and has_products():
-        to_eight_bits(model, dtype)
-    else:
-        round_model(model, bits, dtype)
+    round_model(model, bits, dtype)
     return model
 
 

@@ -121,7 +121,7 @@ def loop_for(
     if tokenizer is not None:
         prediction = as_ids(prediction, tokenizer)
         if strings := call.setting("stop_strings"):
-            ready["stop_strings"] = None  # As a keyword it overrides all configs.
+            ready["stop_strings"] = None  # This keyword overrides the strings of all configs.
             criteria = list(ready.get("stopping_criteria") or ())
             if not any(type(criterion) is StopStringCriteria for criterion in criteria):
                 criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
@@ -138,7 +138,7 @@ def loop_for(
 
 
 def routed(call: Call, spec: SelfSpec) -> Prompt:
-    """The prompt, once it is known how it is decoded; a call that fails meanwhile is counted."""
+    """Finds out how a call is decoded. A call that fails meanwhile is counted, too."""
     start = perf_counter()
     try:
         prompt = Prompt(**vars(call), route=route(call))

@@ -151,8 +151,8 @@ def predictions_of(
     num_prompts = num_rows // num_return_sequences
     if len(texts) not in (1, num_prompts):
         raise UnsupportedError(
-            f"prediction must be one for all prompts or one for each of the {num_prompts} "
-            f"(got {len(texts)})"
+            f"prediction must be one text, or one for each prompt (got {len(texts)} for "
+            f"{num_prompts})"
         )
     predictions = [_prediction(ids, num_ids) for ids in texts]
     if len(texts) == 1:

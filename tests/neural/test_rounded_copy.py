@@ -16,9 +16,8 @@ from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.neural.copy_source import CopyText
-from selfspec.neural.rounded_copy import RoundedCopy, copy_bytes, rounded_copy
+from selfspec.neural.rounded_copy import RoundedCopy, RoundedLinear, copy_bytes, rounded_copy
 from selfspec.plugin.spec import SelfSpec
-from selfspec.weights.rounded_linear import RoundedLinear
 from tests.fakes import new_model, prompt
 
 

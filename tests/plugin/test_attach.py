@@ -20,6 +20,7 @@ from transformers import (
 
 from selfspec import (
     CacheError,
+    LutRecorder,
     SelfSpec,
     SelfSpecCandidateGenerator,
     SelfSpecError,
@@ -231,6 +232,8 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: load("x", "2GB", max_length="9"), "max_length must be a whole number"),
         (lambda m: SelfSpec.from_pretrained(""), "named by its file or its Hub id (got '')"),
         (lambda m: SelfSpec(remember=3, tokenizer=tiny_tokenizer()), "named by its file"),
+        (LutRecorder, "assistant must be a SelfSpec (got a LlamaForCausalLM); make one"),
+        (SelfSpecCandidateGenerator, "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
         (lambda m: SelfSpec(contents="x"), "contents must be what load_cache()"),
         (lambda m: SelfSpec.as_in("DIAA"), "did you mean 'diaa'?"),
         (lambda m: SelfSpec.as_in("diaa", taus=1), "did you mean 'tau'?"),
@@ -316,16 +319,6 @@ def test_a_default_steps_aside_for_another_vocabulary(caplog: Any) -> None:
         run(other, prompt(), assistant=spec, **GREEDY)
     run(model, prompt(), **GREEDY)
     assert spec.stats.disabled_reason is None
-
-
-def test_a_default_steps_aside_for_a_draft_model_of_another_vocabulary(caplog: Any) -> None:
-    spec = SelfSpec(draft_model=new_model(vocab_size=VOCAB + 2000))
-    model = attach(new_model(), spec)
-    stock = run(model, prompt(), assistant=None, **SAMPLE)
-    assert_same_ids(run(model, prompt(), **SAMPLE).ids, stock.ids)
-    assert "must have the tokenizer of the model" in caplog.text
-    with pytest.raises(VocabularyError):
-        run(model, prompt(), assistant=spec, **GREEDY)
 
 
 def test_a_default_steps_aside_for_a_memory_that_was_damaged(tmp_path: Path, caplog: Any) -> None:

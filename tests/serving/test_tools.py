@@ -15,7 +15,7 @@ from selfspec import SelfSpec
 from selfspec.batch import generate_many
 from selfspec.batch.call_forms import form_of, grammar_of
 from selfspec.batch.call_reader import CallReader
-from selfspec.batch.guides import Guide, Guides
+from selfspec.batch.guides import Guides
 from selfspec.serving.fields import checked
 from selfspec.serving.replies import Piece, joined
 from selfspec.serving.schema import Chat
@@ -141,7 +141,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    kind, tokenizer = FAMILIES[family], make_tokenizer()
+    kind, tokenizer = FAMILIES[family], make_tokenizer(*2 * [written(family, ROME, PARIS)])
     tokenizer.add_tokens(list(kind.tokens))
     tokenizer.add_tokens(list(kind.special), special_tokens=True)
     tokenizer.chat_template = kind.template
@@ -210,7 +210,7 @@ def test_text_is_free_and_calls_are_told_from_it(family: str, case: str, asked: 
 
 
 def test_what_follows_a_tag_keeps_to_the_schema(family: str, asked: Any) -> None:
-    content, (arguments,), _ = asked(written(family, '{"city": "Oslo"}'))
+    content, (arguments, *_), _ = asked(written(family, '{"city": "Oslo"}'))
     assert content is None
     assert json.loads(arguments)["city"] in ("Paris", "Rome")
 
@@ -327,14 +327,13 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     model, tokenizer = steered.model, steered.tokenizer
     chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, WEATHER]})
     functions = {each.function.name: each.function.parameters for each in chat.callable_tools}
-    grammar = grammar_of(functions, tokenizer, must_call=False, is_single=False)
-    guide = Guide(grammar, is_lark=True)
+    guide = grammar_of(functions, tokenizer, must_call=False, is_single=False)
     guides = Guides(tokenizer, model)
     script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
     ids = tokenizer.encode("the quick brown fox")
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
-    for seed, by in enumerate((4.0, 8.0, 1e4)):
+    for seed, by in enumerate((8.0, 16.0)):
         steering = Steering(len(ids), script, by)
         processors = LogitsProcessorList([steering, guides.processor(guide)])
         expected = alone(model, ids, seed, logits_processor=processors, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,8 @@ from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight
 from selfspec.weights.fingerprint import contents_of
 from selfspec.weights.formats import reorder
+from selfspec.weights.held_weight import hold
 from tests.fakes import packs_here
-from tests.lossless.same import in_threads
 from tests.weights.test_formats import PACKINGS, needs
 
 
@@ -23,7 +25,8 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
     module = nn.Linear(16, 24, bias=False, dtype=dtype).requires_grad_(False)
     (copy,) = packer([weight])
     assert copy is not None
-    packed = module.weight = PackedWeight.of(weight, copy, None)
+    packed: Any = module.weight
+    hold(packed, copy, None)
     assert (packed.shape, packed.dtype, packed.numel()) == (weight.shape, dtype, 24 * 16)
     assert not packed.requires_grad
     assert torch.equal(module(x), copy(x, None))
@@ -37,12 +40,12 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
 @pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
     """Python gives the address of an object that is gone to a new one."""
-    weight, seen = torch.randn(24, 16), set()
+    weight, seen = torch.randn(24, 16), set[Any]()
     for _ in range(20):
         (copy,) = reorder([weight])
         assert copy is not None
-        module = nn.Linear(16, 24, bias=False)
-        module.weight = PackedWeight.of(weight, copy, "it can't be written")
+        module = nn.Linear(16, 24, bias=False).requires_grad_(False)
+        hold(module.weight, copy, "it can't be written")
         contents = contents_of([module.weight])
         assert contents_of([module.weight]) == contents
         seen.add(contents)
@@ -54,7 +57,7 @@ def packed_layer(kept: str | None) -> nn.Linear:
     layer = nn.Linear(16, 24).requires_grad_(False)
     (matrix,) = reorder([layer.weight])
     assert matrix is not None
-    layer.weight = PackedWeight.of(layer.weight, matrix, kept)
+    hold(layer.weight, matrix, kept)
     return layer
 
 
@@ -86,23 +89,3 @@ def test_transformations_and_traces_are_refused(run, kept):
     with pytest.raises(UnsupportedError, match=r"torch.func and torch.jit can't be given packed"):
         run(layer)
     assert type(layer.weight) is PackedWeight
-
-
-@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
-def test_a_weight_is_given_back_while_other_threads_compute_from_it():
-    x, wrong = torch.randn(2, 16), []
-    layers = [nn.Linear(16, 24).requires_grad_(False) for _ in range(200)]
-    expected = [layer(x) for layer in layers]
-    for layer, matrix in zip(layers, reorder([each.weight for each in layers]), strict=True):
-        assert matrix is not None
-        layer.weight = PackedWeight.of(layer.weight, matrix, None)
-
-    def work(index: int) -> None:
-        for layer, right in zip(layers, expected, strict=True):
-            if index == 1:
-                layer.weight.sum()
-            if not torch.allclose(layer(x), right, atol=1e-5):
-                wrong.append(index)
-
-    in_threads(work, 3, 3)
-    assert wrong == []

@@ -59,7 +59,7 @@ class States:
         self.generation = 0  # Grows when states get another address.
         self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
         self._shapes: dict[StatePlace, torch.Size] = {}  # (C, size), (size,) or (H, K, V)
-        # By the ids of the tensors that layers show, which live as long as they are here.
+        # Keys: ids of tensors that layers show. The tensors are held here, so no id is used again.
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._places = slice(0, 0)
@@ -88,7 +88,7 @@ class States:
             self._stores[place][first : first + len(state)] = state
 
     def hand_back(self, layers: Sequence[Any]) -> None:
-        """Lets the transformers' layers that were taken over keep their states themselves again."""
+        """Lets transformers' layers that were taken over keep their states themselves again."""
         if self._places.stop:  # Otherwise an error came first, and the layers have their own.
             self.give_back(layers, self._places)
         for layer in self.layers.values():
