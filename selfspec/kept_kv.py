@@ -1,4 +1,4 @@
-"""`KeptKV`: the keys and values of texts that were read, so that no prompt reads them again.
+"""`PrefixStore`: the keys and values of texts that were read, so that no prompt reads them again.
 
 A prompt goes on from the longest beginning that it shares with a text that is kept, or with one
 that is still being written. Texts are compared token by token; no hash is trusted. Knows token ids
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from selfspec.compat.states import has_states
-from selfspec.forward.columns import Beginning, Columns, TextKV, first_needed
+from selfspec.forward.columns import Columns, Prefix, TextKV, first_needed
 from selfspec.forward.slots import Member
 
 Ids = NDArray[np.int64]
@@ -29,7 +29,7 @@ _LEAST_SHARE = 4
 _MOST_PARENTS = 32  # A text of more turns is copied whole.
 
 
-class PromptEnd(NamedTuple):
+class PromptLogits(NamedTuple):
     """What was known once a prompt was read: how long it is, and the logits after its last token.
 
     Only prompts of the same `scope` share what was read.
@@ -48,7 +48,7 @@ class Text:
     """
 
     ids: Ids
-    end: PromptEnd
+    end: PromptLogits
     kv: TextKV
     parent: Text | None = None
     start: int = 0
@@ -88,7 +88,7 @@ class Text:
         before = self.parent.pieces(member, start, min(first, end))
         return None if before is None else [*before, *mine]
 
-    def beginning(self, ids: Ids, shared: int, cache: Any) -> Beginning | None:
+    def beginning(self, ids: Ids, shared: int, cache: Any) -> Prefix | None:
         """What a prompt needs that shares so many tokens; None if one of its columns was dropped.
 
         At least one token is left to read, unless the logits after the whole prompt are known.
@@ -106,10 +106,10 @@ class Text:
                 return None
             columns[member] = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
         kv = TextKV(columns, self.kv.states)
-        return Beginning(num_columns, kv, self.end.logits if is_whole else None)
+        return Prefix(num_columns, kv, self.end.logits if is_whole else None)
 
 
-class KeptKV:
+class PrefixStore:
     """Texts that have ended, the least lately used first, up to a limit in bytes.
 
     It is for one state of one model; any thread may ask. Whoever uses a text uses its parents too,
@@ -149,7 +149,7 @@ class KeptKV:
 
     def beginning(
         self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[Text] = ()
-    ) -> Beginning | None:
+    ) -> Prefix | None:
         """The longest beginning of a prompt that was read already, for its empty cache.
 
         None where none is long enough to save time.
@@ -164,7 +164,7 @@ class KeptKV:
                     return beginning
         return None
 
-    def keep(self, ids: Ids, end: PromptEnd, kv: TextKV) -> None:
+    def keep(self, ids: Ids, end: PromptLogits, kv: TextKV) -> None:
         """Copies the columns of a text, up to the last of its ids, if they fit.
 
         What an earlier text has is not copied.

@@ -27,7 +27,7 @@ from selfspec.compat.generation import (
     update_arguments,
 )
 from selfspec.compat.states import columns_of
-from selfspec.forward.columns import Beginning, fill
+from selfspec.forward.columns import Prefix, fill
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import at_output_head
 
@@ -180,7 +180,7 @@ class ReadSoFar:
     logits: torch.Tensor | None = None  # (1, V): those at its end, if another text has shown them
 
     @classmethod
-    def of_prefix(cls, plan: PromptPlan, beginning: Beginning) -> ReadSoFar:
+    def of_prefix(cls, plan: PromptPlan, beginning: Prefix) -> ReadSoFar:
         """Lets the plan's empty cache hold what was read for another text."""
         fill(plan.cache, beginning)
         number = beginning.num_columns

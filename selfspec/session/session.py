@@ -23,7 +23,7 @@ from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
-from selfspec.session.alone import Assistant, lent_engine
+from selfspec.session.alone import Assistant, open_engine
 from selfspec.session.line import Scheduler, Waiting
 from selfspec.session.memory import SharedMemory
 from selfspec.session.pace import ReadingPace
@@ -69,7 +69,7 @@ class Session:
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
-        self._lent = ExitStack()  # What the engine runs its forwards on.
+        self._opened = ExitStack()  # What the engine runs its forwards on.
         self._ended: list[Prompt] = []  # They are counted at the end of a step,
         self._complete: list[Prompt] = []  # and these are returned.
 
@@ -109,8 +109,8 @@ class Session:
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before a prompt waits for it."""
-        if self._runner.ability().mode == "tree":
-            self._borrow(None)
+        if self._runner.support().mode == "tree":
+            self._open_engine(None)
             self._close()
 
     def add(self, prompt: Prompt) -> None:
@@ -129,7 +129,7 @@ class Session:
             if not prompt.result.rows:
                 self._reading = None
                 if self._engine is not None:
-                    self._engine.sharing.left(prompt)
+                    self._engine.reuse.left(prompt)
                 self._spec.count(prompt)
             for (
                 row
@@ -188,7 +188,7 @@ class Session:
         prompt = None if self._reading is not None else self._waiting.first
         if prompt is None or prompt.route.alone_reason is None:
             if self._reading or self._waiting:  # An error may have ended all but the one read.
-                self._borrow(None)
+                self._open_engine(None)
             return self._engine
         start = perf_counter()
         self._waiting.leave(prompt.index)
@@ -200,21 +200,21 @@ class Session:
             self._reading = None
             self._end(prompt, None)
         else:
-            self._borrow(prompt)
+            self._open_engine(prompt)
             prompt.stats.spend("prepare", perf_counter() - start)
         return self._engine
 
-    def _borrow(self, prompt: Prompt | None) -> None:
+    def _open_engine(self, prompt: Prompt | None) -> None:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
         limits = None if prompt is not None else self.memory.limits
         runner, spec, look = self._runner, self._spec, look_at(self._runner.model)
-        lent = lent_engine(runner, spec, prompt, look, limits=limits, keeps_kv=self._keeps_kv)
-        self._engine, self._is_alone = self._lent.enter_context(lent), prompt is not None
+        opened = open_engine(runner, spec, prompt, look, limits=limits, keeps_kv=self._keeps_kv)
+        self._engine, self._is_alone = self._opened.enter_context(opened), prompt is not None
 
     def _close(self) -> None:
         """Gives up the KV: others may use the model until the next row, and change its weights."""
         self._engine, self._is_alone = None, False
-        self._lent.close()
+        self._opened.close()
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
@@ -243,7 +243,7 @@ class Session:
         if self._keeps_kv and not prompt.result.read.num_columns:
             left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
-                engine.sharing.limit_to(left)
+                engine.reuse.limit_to(left)
         start, before = perf_counter(), prompt.result.read.num_columns
         is_all = self._is_alone or prompt.num_tokens - before <= _SHORT_REST * num_tokens
         if engine.admit(prompt, None if is_all else num_tokens):

@@ -121,7 +121,7 @@ class Shared:
         session, kv = self.session, self.session.kv
         kept = session.kept_kv_bytes
         store = session._runner._kept_kv
-        if isinstance(store, kept_kv.KeptKV):
+        if isinstance(store, kept_kv.PrefixStore):
             assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
         if session.memory._max_bytes is not None:
             assert getattr(kv, "nbytes", 0) + kept <= session.memory._max_bytes
