@@ -17,12 +17,6 @@ from selfspec.forward.layout import (
     pack_inputs,
     unpack_inputs,
 )
-    InputShape,
-    Layout,
-    TreePlacement,
-    Window,
-    hiding,
-)
 from selfspec.forward.rows import KVRow
 from selfspec.records import DraftTree
 from tests.oracles import MaskOracle

@@ -1,7 +1,8 @@
 """The running states of rows, which follow the paths that were accepted.
 
-A forward over trees reads states and writes none. What its nodes would change is kept until the paths are
-known. Then the states move on, layer by layer, and nothing is copied before or read again after.
+A forward over trees reads states and writes none. What its nodes would change is kept until the
+paths are known. Then the states move on, layer by layer, and nothing is copied before or read again
+after.
 """
 
 from __future__ import annotations
