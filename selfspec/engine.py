@@ -21,12 +21,11 @@ from selfspec.drafts import draft, walked
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, run_forward
-from selfspec.forward.prompt import Prefilled, read_prompt, start_anew
+from selfspec.forward.prompt import Prefilled, read_prompt
 from selfspec.kept_kv import PrefixStore
 from selfspec.learning import Committed, StepOutputs, learn
 from selfspec.machine.busy import Laps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
-from selfspec.neural.self_draft import SelfDraft
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.row import Row
@@ -94,9 +93,8 @@ class Engine:
             num_rows = len(others) + len(prompt.input_ids)
             wanted = [source.num_states(num_rows) for source in self._model_sources]
             plan, so_far = prompt.plan, prompt.result.read
-            read = partial(read_prompt, plan, so_far, num_tokens, num_states=max(wanted, default=0))
-            undo = partial(start_anew, plan, so_far)
-            prefilled = self.reuse.retry_after_freeing(read, undo=undo)
+            most = max(wanted, default=0)
+            prefilled = read_prompt(plan, so_far, num_tokens, num_states=most)
             stats.num_prompt_tokens_kept = so_far.num_kept
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is not None:
@@ -289,15 +287,6 @@ class Engine:
 
     def record_how_it_ran(self, prompt: Prompt) -> None:
         """Writes into its statistics how a prompt that is over, or broke off, was decoded."""
-        stats, backend = prompt.stats, self.backend
-        stats.mode = "chain" if backend.chains_only else "tree"
-        stats.forward = backend.forward_name
-        stats.captured_bytes = self._runner.captured_bytes
-        stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
-        stats.heads_reason = self._runner.why_no_heads(backend)
-        if (source := prompt.draft_model) is not None:
-            stats.draft_model_reason = stats.idle_reason
-        if isinstance(source, SelfDraft):
-            stats.draft_model_bytes = source.num_bytes
-            stats.draft_model_reason = source.reason or stats.idle_reason
+        stats = prompt.stats
+        self._runner.describe(stats, self.backend, prompt.draft_model)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

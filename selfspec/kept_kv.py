@@ -41,7 +41,7 @@ class PromptLogits(NamedTuple):
 
 
 @dataclass(eq=False)
-class Text:
+class KeptText:
     """One text with its keys and values; its first `start` columns are those of its parent.
 
     Running states serve only a prompt that goes on from their place.
@@ -50,7 +50,7 @@ class Text:
     ids: Ids
     end: PromptLogits
     kv: TextKV
-    parent: Text | None = None
+    parent: KeptText | None = None
     start: int = 0
 
     @cached_property
@@ -63,7 +63,7 @@ class Text:
         return self.end.logits is not None and self.end.num_tokens == num_tokens
 
     @property
-    def line(self) -> list[Text]:
+    def line(self) -> list[KeptText]:
         """This text, its parent, the parent of that and so on."""
         line = [self]
         while (parent := line[-1].parent) is not None:
@@ -119,7 +119,7 @@ class PrefixStore:
     def __init__(self, most: int | None = 0) -> None:
         self._most = most  # None: whatever `limit_to` says.
         self._limit = most or 0
-        self._texts: dict[Text, None] = {}
+        self._texts: dict[KeptText, None] = {}
         self._lock = threading.RLock()
 
     @property
@@ -148,7 +148,7 @@ class PrefixStore:
             self.limit_to(0)
 
     def beginning(
-        self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[Text] = ()
+        self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[KeptText] = ()
     ) -> Prefix | None:
         """The longest beginning of a prompt that was read already, for its empty cache.
 
@@ -180,19 +180,19 @@ class PrefixStore:
             is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))
             if is_known and not any(columns.shape[2] for columns in new.columns.values()):
                 return
-            text = Text(ids, end, new, parent, start)
+            text = KeptText(ids, end, new, parent, start)
             if sum(relative.num_bytes for relative in text.line) > self._limit:
                 return
             self._drop_to(self._limit - text.num_bytes)
             try:
                 logits = None if end.logits is None else end.logits.clone()
-                text = Text(ids, end._replace(logits=logits), _copy(new), parent, start)
+                text = KeptText(ids, end._replace(logits=logits), _copy(new), parent, start)
             except RuntimeError:  # There is no memory, which running texts need more.
                 self.drop()
                 return
             self._use(text)
 
-    def _use(self, text: Text) -> None:
+    def _use(self, text: KeptText) -> None:
         used = dict.fromkeys(text.line)  # Parents come after children, and so are dropped later.
         others = (text for text in self._texts if text not in used)
         self._texts = dict.fromkeys((*others, *used))  # At once, or not at all.
@@ -205,7 +205,7 @@ class PrefixStore:
             left -= text.num_bytes
 
 
-def _alike(ids: Ids, scope: Hashable, texts: Iterable[Text]) -> list[tuple[int, Text]]:
+def _alike(ids: Ids, scope: Hashable, texts: Iterable[KeptText]) -> list[tuple[int, KeptText]]:
     """The texts that begin like others, each with the number of tokens; the longest come first.
 
     Of those that share all, one comes first that knows the logits after them.
@@ -215,7 +215,7 @@ def _alike(ids: Ids, scope: Hashable, texts: Iterable[Text]) -> list[tuple[int, 
     return sorted(alike, key=lambda pair: (pair[0], pair[1].answers(len(ids))), reverse=True)
 
 
-def _without_known(columns: Columns, length: int, parent: Text | None, start: int) -> Columns:
+def _without_known(columns: Columns, length: int, parent: KeptText | None, start: int) -> Columns:
     """Each member's columns without those before `start`, if the parent has all of these."""
     new: Columns = {}
     for member, tensor in columns.items():

@@ -36,7 +36,9 @@ from selfspec.kept_kv import PrefixStore
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
+from selfspec.neural.self_draft import SelfDraft
 from selfspec.records import HEADS
+from selfspec.stats import GenerationStats
 from selfspec.weights import PackedWeight, linears_of, may_be_packed
 from selfspec.weights.streamed import is_streamed
 
@@ -149,11 +151,6 @@ class ModelRunner:
         is_wanted = forward == "graph" or (forward == "auto" and device.can_capture)
         return is_wanted and not is_streamed(self.model)
 
-    @property
-    def captured_bytes(self) -> int:
-        """What captured forwards keep from call to call."""
-        return self._captured.num_bytes
-
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: its heads."""
         if HEADS not in self.config.sources or isinstance(heads := self.heads(), str):
@@ -170,7 +167,7 @@ class ModelRunner:
                 _log.info("heads of %s: %s", type(model).__name__, self._heads[1])
             return self._heads[1]
 
-    def why_no_heads(self, backend: Backend) -> str | None:
+    def _why_no_heads(self, backend: Backend) -> str | None:
         """Why the heads that the model's config promises are not asked, if they are wanted."""
         if HEADS not in self.config.sources or not num_heads(self.model):
             return None
@@ -178,6 +175,19 @@ class ModelRunner:
             return "captured forwards show nobody the hidden states that heads read"
         heads = self.heads()
         return heads if isinstance(heads, str) else None
+
+    def describe(self, stats: GenerationStats, backend: Backend, draft_model: Any) -> None:
+        """Writes how forwards were run, and what the model's own sources have taken."""
+        stats.mode = "chain" if backend.chains_only else "tree"
+        stats.forward = backend.forward_name
+        stats.captured_bytes = self._captured.num_bytes
+        stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
+        stats.heads_reason = self._why_no_heads(backend)
+        if draft_model is not None:
+            stats.draft_model_reason = stats.idle_reason
+        if isinstance(draft_model, SelfDraft):
+            stats.draft_model_bytes = draft_model.num_bytes
+            stats.draft_model_reason = draft_model.reason or stats.idle_reason
 
     def decoding(self) -> AbstractContextManager[None]:
         """Inside, transformers' own switches for decoding are set."""

@@ -9,14 +9,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from selfspec.ability.rope import changes_other_rows
+from selfspec.ability.families import changes_other_rows
 from selfspec.compat.generation import belongs_to_caller
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
 from selfspec.forward.columns import layers_reason, text_kv_in
 from selfspec.forward.prompt import Prefilled, ReadSoFar
-from selfspec.kept_kv import PrefixStore, PromptLogits, Text
+from selfspec.kept_kv import PrefixStore, PromptLogits
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone, Row
 
@@ -45,17 +45,15 @@ class PrefixReuse:
         ) is not None:  # Else the prompt is read whole.
             prompt.result.read = ReadSoFar.of_prefix(plan, beginning)
 
-    def retry_after_freeing(
-        self, work: Callable[[], T], undo: Callable[[], bool] | None = None
-    ) -> T:
+    def retry_after_freeing(self, work: Callable[[], T]) -> T:
         """What some work gives, which is done once more if kept texts can give it memory.
 
-        Work that fails must leave all as it was, or `undo` must be able to.
+        Work that fails must leave all as it was.
         """
         try:
             return work()
         except Exception as error:
-            if not self.free_store(error) or (undo is not None and not undo()):
+            if not self.free_store(error):
                 raise
         return work()
 
@@ -134,10 +132,10 @@ class PrefixReuse:
             return "its model verifies chains alone, which say nothing of prompts in two parts"
         return None
 
-    def _text_of(self, row: Row) -> Text:
+    def _text_of(self, row: Row) -> KeptText:
         """The tokens of a row whose keys and values are there, and these."""
         ids = np.array((row.prompt_ids + row.new_ids)[: row.num_columns])
-        return Text(ids, row.prompt_logits, self._backend.kv.text_kv(row))
+        return KeptText(ids, row.prompt_logits, self._backend.kv.text_kv(row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -131,9 +131,7 @@ class Session:
                 if self._engine is not None:
                     self._engine.reuse.left(prompt)
                 self._spec.count(prompt)
-            for (
-                row
-            ) in prompt.result.rows:  # While a prompt is read, these hand on their first tokens.
+            for row in prompt.result.rows:  # Some, if it is handing on its first tokens.
                 row.fail(ReaderGone())
 
     def work(self) -> list[Prompt]:
@@ -157,13 +155,12 @@ class Session:
         """
         try:
             self._go_on()
-        except Exception as error:
+        except BaseException as error:
             self._break_off(error)
-        except BaseException as interrupt:
-            self._break_off(interrupt)
+            if not isinstance(error, Exception):
+                raise
+        finally:
             self._settle()
-            raise
-        self._settle()
         complete, self._complete = self._complete, []
         return complete
 

@@ -315,7 +315,6 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
 
 
 PLACES_OF_MEMORY = {
-    "prompt": (prompt_module, "prefill"),
     "step": (backends, "logits_of"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),
@@ -327,7 +326,7 @@ PLACES_OF_MEMORY = {
 def test_kept_texts_give_their_memory_to_those_that_run(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it ends while a prompt is read, in a step, or for slots, that is done once more.
+    """Where it ends in a step or for slots, that is done once more.
 
     Where it ends for states, keys and values are in slots already, and come back from there.
     """
@@ -349,6 +348,28 @@ def test_kept_texts_give_their_memory_to_those_that_run(
     (answer,) = texts(session, [(other, 1)])
     assert 0 in sizes
     assert answer.stats.num_prompt_tokens_kept == 0
+
+
+def test_a_prompt_for_which_memory_ends_empties_the_store_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **KEEPS)
+    texts(session, [(IDS, 0)])
+    prefill, other = prompt_module.prefill, tuple(token + 1 for token in IDS)
+
+    def scarce(*given: Any) -> Any:
+        if session.kept_kv_bytes:
+            raise torch.OutOfMemoryError
+        return prefill(*given)
+
+    monkeypatch.setattr(prompt_module, "prefill", scarce)
+    session.submit(0, list(other), 0, {"max_new_tokens": 4})
+    (answer,) = session.work()
+    assert isinstance(answer.error, torch.OutOfMemoryError)
+    assert session.kept_kv_bytes == 0
+    session.submit(1, list(other), 0, {"max_new_tokens": 4})
+    (answer,) = session.work()
+    assert (answer.error, len(answer.ids)) == (None, 4)
 
 
 def test_images_are_read_with_their_prompts() -> None:
