@@ -35,8 +35,8 @@ from selfspec.forward.sizes import Limits, Policy
 from selfspec.kept_kv import PrefixStore
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
+from selfspec.neural.copy_source import CopySource
 from selfspec.neural.heads import HeadSource, find_heads
-from selfspec.neural.self_draft import SelfDraft
 from selfspec.records import HEADS
 from selfspec.stats import GenerationStats
 from selfspec.weights import PackedWeight, linears_of, may_be_packed
@@ -185,7 +185,7 @@ class ModelRunner:
         stats.heads_reason = self._why_no_heads(backend)
         if draft_model is not None:
             stats.draft_model_reason = stats.idle_reason
-        if isinstance(draft_model, SelfDraft):
+        if isinstance(draft_model, CopySource):
             stats.draft_model_bytes = draft_model.num_bytes
             stats.draft_model_reason = draft_model.reason or stats.idle_reason
 

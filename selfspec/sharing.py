@@ -16,7 +16,7 @@ from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
 from selfspec.forward.columns import layers_reason, text_kv_in
 from selfspec.forward.prompt import Prefilled, ReadSoFar
-from selfspec.kept_kv import PrefixStore, PromptLogits
+from selfspec.kept_kv import KeptText, PrefixStore, PromptLogits
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone, Row
 

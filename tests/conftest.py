@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec.cost import WIDTHS, CostCurve
 from selfspec.forward import costs
-from tests.products import imitate_products
 from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 
@@ -44,7 +43,6 @@ settings.load_profile("any machine")
 
 # tiny tensors gain nothing from threads, and workers side by side would fight over the cores
 torch.set_num_threads(1)
-imitate_products()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from selfspec import ConfigError, SelfSpec, kept_kv, runner
 from selfspec.compat.generation import KV
 from selfspec.forward.columns import TextKV, fill
-from selfspec.kept_kv import PrefixStore, PromptLogits, Text
+from selfspec.kept_kv import KeptText, PrefixStore, PromptLogits
 from tests.fakes import attached_model, prompt
 from tests.lossless.same import FIXED, MODES, assert_same_ids, assert_same_kv, few, run
 from tests.zoo import ARCHITECTURES
@@ -217,7 +217,7 @@ def test_no_memory_to_join_columns_drops_all_and_reads_all(monkeypatch) -> None:
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Text, "pieces", none_left)
+        patch.setattr(KeptText, "pieces", none_left)
         assert kept_after(spec, model, longer) == 0
     assert kept_after(spec, model, longer) == longer["input_ids"].shape[1]
 
@@ -248,7 +248,7 @@ def test_a_long_line_of_turns_begins_anew(monkeypatch) -> None:
 
 def test_a_running_text_is_a_source_and_not_counted() -> None:
     store, ids = PrefixStore(0), [1] * 8
-    running = Text(np.array(ids), end_of(ids, 8), held_of(ids, 0))
+    running = KeptText(np.array(ids), end_of(ids, 8), held_of(ids, 0))
     found = store.beginning(np.array(ids), None, empty_cache(), [running])
     assert (found.num_columns, store.num_bytes) == (8, 0)
     check_beginning(found, ids)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources import ContextSource, Cursor, RowStart, Source
+from selfspec.draft.sources import ContextSource, Cursor, LutSource, RowStart, Source
 from selfspec.draft.sources.context import ContextCursor
 from selfspec.papers.diaa import Tables
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
@@ -27,7 +27,7 @@ class SamSource(Source):
     name = "sam"
 
     def __init__(self, top_k: int) -> None:
-        self._lut = Tables(top_k)
+        self._lut: LutSource = Tables(top_k)
         self._context = ContextSource(1)
 
     def open(self, row: RowStart) -> SamCursor:

@@ -66,14 +66,14 @@ class Fault(NamedTuple):
 
     name: str
     rows: list[int]
-    text: Text
+    text: TrialText
     forgets: tuple[str, ...] = ()
 
 
 class Trial(NamedTuple):
     """Forwards over drafts, the text whose compared tokens they must give, and possible faults."""
 
-    text: Text
+    text: TrialText
     forwards: list[TrialForward]
     faults: list[Fault]
 

@@ -11,12 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from selfspec.batch.guides import Lark, json_rule
 from selfspec.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class CallForm(NamedTuple):
@@ -56,8 +55,8 @@ def grammar_of(
     *,
     must_call: bool,
     is_single: bool,
-) -> str:
-    """The grammar, in the syntax of Lark, of texts that may or must call functions.
+) -> Lark:
+    """The grammar of texts that may or must call functions.
 
     `functions` has the schemas of their arguments. With `is_single` there is one call at most.
     A `lazy` rule ends as soon as it matches, so that text can't run past a tag. In llguidance text
@@ -89,8 +88,12 @@ def grammar_of(
     begins, end = " | ".join(map(json.dumps, form.begins)), " ".join(map(mark, form.end))
     calls = (f'{head} args_{i} "}}"' for i, head in enumerate(heads))
     rules += [f"group: ({begins}) call{several} {end}", f"call: {' | '.join(calls)}"]
-    schemas = enumerate(functions.items())
-    return "\n".join([*rules, *(f"args_{i}: %json {_schema(*named)}" for i, named in schemas)])
+    for i, (name, schema) in enumerate(functions.items()):
+        if schema.get("type") != "object":
+            rule = f"the parameters of the function {name!r} must be a schema of type 'object'"
+            raise UnsupportedError(f"{rule} (got {schema.get('type')!r:.80})")
+        rules.append(f"args_{i}: {json_rule(schema)}")
+    return Lark("\n".join(rules))
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> str:
@@ -101,10 +104,3 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> str:
         if (token.special or (text[0] == "<" and text[-1] == ">")) and text != tag:
             special.add(id_)
     return ",".join(map(str, sorted(special)))
-
-
-def _schema(name: str, schema: dict[str, Any]) -> str:
-    if schema.get("type") != "object":
-        rule = f"the parameters of the function {name!r} must be a schema of type 'object'"
-        raise UnsupportedError(f"{rule} (got {schema.get('type')!r:.80})")
-    return json.dumps({"x-guidance": _JSON, **schema})

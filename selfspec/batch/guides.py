@@ -1,4 +1,4 @@
-"""Texts that keep to a schema: a logits processor for one prompt, by llguidance.
+"""The logits processors of one prompt: one for its schema, by llguidance, and one for penalties.
 
 llguidance counts the work of compiling a schema and stops at a limit, so that no schema takes long.
 It refuses keywords that it does not know. An answer is JSON as `json.dumps` writes it.
@@ -7,7 +7,6 @@ It refuses keywords that it does not know. An answer is JSON as `json.dumps` wri
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from selfspec.batch.penalties import CountPenalties
 from selfspec.errors import UnsupportedError, one_line
 from selfspec.forward.model import vocab_size
 from selfspec.row_rules import end_ids
@@ -29,28 +27,28 @@ _MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes firs
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-@dataclass(frozen=True)
-class Guide:
-    """What a text must be: a JSON schema, or a grammar in the syntax of Lark."""
-
-    text: str
-    is_lark: bool = False
+class Lark(str):
+    """What a text must be: a grammar in the syntax of Lark."""
 
 
-def guide_of(schema: Any) -> Guide:
+def guide_of(schema: Any) -> Lark:
     """The guide of a schema: a dictionary, its JSON, or a model of pydantic."""
-    if isinstance(schema, Guide):
+    if isinstance(schema, Lark):
         return schema
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(value)
+        if isinstance(value, dict):
+            return Lark(f"start: {json_rule(value)}")
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedError(f"a schema must be JSON ({one_line(error):.120})") from error
-    if not isinstance(value, dict):
-        raise UnsupportedError(f"a schema must be an object (got {schema!r:.80})")
-    return Guide(text)
+    raise UnsupportedError(f"a schema must be an object (got {schema!r:.80})")
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """JSON that keeps to a schema, as a rule of Lark."""
+    return f"%json {json.dumps({'x-guidance': _SPACING, **schema})}"
 
 
 class Guides:
@@ -72,13 +70,13 @@ class Guides:
             processors.append(self.processor(guide_of(schema)))
         return {**arguments, "logits_processor": processors} if processors else arguments
 
-    def processor(self, guide: Guide) -> GuideProcessor:
-        if len(guide.text) > _MOST_CHARACTERS:
+    def processor(self, guide: Lark) -> GuideProcessor:
+        if len(guide) > _MOST_CHARACTERS:
             rule = f"a schema must have at most {_MOST_CHARACTERS} characters"
-            raise UnsupportedError(f"{rule} (got {len(guide.text)})")
+            raise UnsupportedError(f"{rule} (got {len(guide)})")
         return GuideProcessor(self._compiled(guide).deep_copy(), self._words)
 
-    def _compile(self, guide: Guide) -> LLMatcher:
+    def _compile(self, guide: Lark) -> LLMatcher:
         if find_spec("llguidance") is None:
             raise UnsupportedError("a schema needs the package llguidance: pip install llguidance")
         import llguidance
@@ -90,10 +88,7 @@ class Guides:
                 self._tokenizer, n_vocab=vocab_size(self._model), eos_token=ends
             )
         try:
-            if guide.is_lark:
-                grammar = llguidance.LLMatcher.grammar_from_lark(guide.text)
-            else:
-                grammar = llguidance.LLMatcher.grammar_from_json_schema(guide.text, _SPACING)
+            grammar = llguidance.LLMatcher.grammar_from_lark(guide)
             matcher = llguidance.LLMatcher(self._words, grammar, log_level=0)
             if not matcher.is_error():
                 matcher.compute_bitmask()
@@ -139,3 +134,27 @@ class GuideProcessor:
             why = _why(self._matcher) or "no token is allowed"
             raise UnsupportedError(f"the text can't keep to its schema any further: {why}")
         return scores
+
+
+class CountPenalties:
+    """OpenAI's two penalties for one text.
+
+    Lowers the scores of the tokens of the answer: once, and for every time that they are there.
+
+    The prompt counts for nothing. The first call is that of the prompt's last logits, so that it
+    shows where the answer begins. Each call counts anew, since drafts are tried and dropped.
+    """
+
+    is_row_wise = True
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence, self._frequency = presence, frequency
+        self._num_prompt: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._num_prompt is None:
+            self._num_prompt = input_ids.shape[1]
+        answer = input_ids[:, self._num_prompt :]
+        once = torch.ones_like(answer, dtype=scores.dtype)
+        counts = torch.zeros_like(scores).scatter_add_(1, answer, once)
+        return scores - self._frequency * counts - self._presence * (counts > 0)

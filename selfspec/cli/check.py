@@ -126,23 +126,18 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     import torch
 
     from selfspec import __version__
-    from selfspec.compat.heads import num_heads
     from selfspec.machine.hardware import calculates_in, device_name
 
     device, mode = writer.model.device, spec.support(writer.model).mode
     is_off, why = mode == "plain", spec.stats.disabled_reason
     half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
     versions = f"transformers {version('transformers')}, torch {version('torch')}"
-    facts = [
+    return [
         f"selfspec {__version__}, {versions}, Python {platform.python_version()}",
         f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, bfloat16: {half}",
         f"model: {writer}, {writer.sampling}",
         f"drafts: {'off' if is_off else f'as {mode}s'}{f': {why}' if why else ''}",
     ]
-    if heads := num_heads(writer.model):
-        lacking = why if is_off else spec.stats.heads_reason
-        facts.append(f"heads: {heads}{f', not asked: {lacking}' if lacking else ''}")
-    return facts
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:

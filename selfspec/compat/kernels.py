@@ -118,21 +118,38 @@ def int4_packed(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def int4_unpacked(packed: torch.Tensor) -> torch.Tensor:
-    """The numbers as (blocks, I, rows of a block) of int8. A byte holds two rows of its block."""
-    size, apart = _int4_order()
-    pairs = packed.view(-1, 2 * packed.shape[1], size // 2)
-    numbers = torch.stack((pairs & 15, pairs >> 4), -2 if apart else -1)
-    return numbers.view(torch.int8).view(len(pairs), -1, size)
+    """The numbers less 8 in bfloat16: (blocks, I, rows of a block in the order of `int4_order`).
+
+    Two bytes are four numbers, which are read from a table: that takes a third of the time of
+    shifts.
+    """
+    numbers = _four_numbers(packed)
+    return numbers.view(-1, 2 * packed.shape[1], len(int4_order()))
 
 
 @cache
-def _int4_order() -> tuple[int, bool]:
-    """How many rows are a block, and whether a byte's two rows are half a block apart.
+def int4_order() -> torch.Tensor:
+    """Which row of a block each number of a column belongs to, in the order of memory.
 
-    Torch packs otherwise for AVX-512, AVX2 and other processors. Here columns with the numbers of
-    their rows are packed. The second 0 of the product is where the second column begins.
+    Torch packs otherwise for AVX-512, AVX2 and other processors. Here two columns with the numbers
+    of their rows are packed. All rows of a block come before the second column.
     """
     rows = torch.arange(64, dtype=torch.int32, device="cpu")[:, None].expand(64, 2)
-    low, high = (int4_packed(part.contiguous()) & 15 for part in (rows % 16, rows // 16))
-    first_rows = (low + 16 * high).view(-1)
-    return (32 if first_rows[16] == 0 else 64), bool(first_rows[1] == 1)
+    packed = (int4_packed(part.contiguous()) for part in (rows % 16, rows // 16))
+    low, high = (_four_numbers(part).long() + 8 for part in packed)
+    order = low + 16 * high
+    return order[:64] if len(set(order[:64].tolist())) == 64 else order[:32]
+
+
+def _four_numbers(packed: torch.Tensor) -> torch.Tensor:
+    """The four numbers of every two bytes, less 8, as one row of bfloat16."""
+    words = packed.view(-1).view(torch.int16).to(torch.int64).bitwise_and_(0xFFFF).view(32, -1)
+    # Torch gathers the rows of a matrix in several threads.
+    return torch.gather(_table_of_words().expand(32, -1), 1, words).view(torch.bfloat16).view(-1)
+
+
+@cache
+def _table_of_words() -> torch.Tensor:
+    words = torch.arange(1 << 16, dtype=torch.int32, device="cpu")[:, None]
+    shifts = torch.tensor([0, 4, 8, 12], dtype=torch.int32, device="cpu")
+    return ((words >> shifts) & 15).sub_(8).to(torch.bfloat16).view(torch.int64).view(-1)

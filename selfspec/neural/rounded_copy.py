@@ -27,12 +27,26 @@ from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.neural.draft_cursor import FULL_GAIN
 from selfspec.weights import rounded_bits
 from selfspec.weights.held_weight import FileWeight, PackedWeight
-from selfspec.weights.rounded import rounding_reason
-from selfspec.weights.rounded_linear import RoundedLinear, can_be_rounded, rounded_bytes
+from selfspec.weights.rounded import round_weight, rounding_reason
+from selfspec.weights.rounded_model import can_be_rounded, rounded_bytes
 from selfspec.weights.streamed import is_streamed
 
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer whose weight can be rounded to 8 bits, or to 4."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> None:
+        super().__init__()
+        matrix = round_weight(weight, bits)
+        assert matrix is not None
+        self.num_bytes = matrix.num_bytes
+        self._matrix, self._bias = matrix, bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._matrix(x, self._bias)
 
 
 class RoundedCopy:

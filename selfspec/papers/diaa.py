@@ -30,21 +30,18 @@ What the text leaves open, and how it is read here:
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources import RowStart, Source
-from selfspec.draft.sources.source import LastTokensCursor
+from selfspec.draft.sources import LutSource
 from selfspec.draft.tree import TreeGrower, TreePlace
 from selfspec.errors import ConfigError
-from selfspec.records import Candidate, Evidence, TopK
+from selfspec.records import Candidate, Evidence
 
 FINE = 4096  # A probability is evidence as a whole number of these parts.
+_MOST_TOKENS = 1 << 18  # More than any vocabulary has.
 
 
 class DynamicTree(Shape):
@@ -82,55 +79,25 @@ class DynamicTree(Shape):
         return score if depth == 1 or score >= self.tau else None
 
 
-class Tables(Source):
-    """A source: t-LUT and p-LUT as one map from a token to its next ones, likeliest first.
+class Tables(LutSource):
+    """A source: t-LUT and p-LUT, with probabilities as they were recorded.
 
-    Rows are never changed in place, so that several threads may read and write. They have the name
-    of our own first table, so that a cache fills either.
+    They have the name of our own first table, so that a cache fills either.
     """
 
-    name = "lut"
-
     def __init__(self, k: int = 8) -> None:
-        self._k = k
-        self._rows: dict[int, list[tuple[int, float]]] = {}
-
-    def open(self, row: RowStart) -> LastTokensCursor:
-        return LastTokensCursor(self, row.prompt_ids, 1)
-
-    def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Takes in what the model predicted after the last tokens."""
-        rows = zip(pairs[:, -1].tolist(), top.ids.tolist(), top.probabilities.tolist(), strict=True)
-        for token, ids, probabilities in rows:
-            entries = zip(ids[: self._k], probabilities, strict=False)
-            self._rows[token] = [(next_, p) for next_, p in entries if next_ >= 0]
+        super().__init__(_MOST_TOKENS, k)
 
     def next_tokens(self, last: tuple[int, ...]) -> list[Candidate]:
-        """The row of a token."""
-        row = self._rows.get(last[0], ()) if last else ()
+        """The row of the last token."""
+        if not 0 <= last[-1] < _MOST_TOKENS:
+            return []
+        ids, chances = self.token_ids[last[-1]].tolist(), self.probabilities[last[-1]].tolist()
         return [
-            (next_, Evidence(self.name, rank=rank, probability_bin=round(p * FINE)))
-            for rank, (next_, p) in enumerate(row, start=1)
+            (token, Evidence(self.name, rank=rank, probability_bin=round(chance * FINE)))
+            for rank, (token, chance) in enumerate(zip(ids, chances, strict=True), start=1)
+            if token >= 0
         ]
-
-    def copy(self) -> Tables:
-        twin = copy.copy(self)
-        twin._rows = dict(self._rows)
-        return twin
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        tokens = sorted(self._rows)
-        ids = np.full((len(tokens), self._k), -1, np.int32)
-        probabilities = np.zeros((len(tokens), self._k), np.float16)
-        for i, token in enumerate(tokens):
-            for rank, (next_, p) in enumerate(self._rows[token]):
-                ids[i, rank], probabilities[i, rank] = next_, p
-        return {"tokens": np.array(tokens, np.int32), "ids": ids, "probabilities": probabilities}
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The warm-up."""
-        pairs = arrays["tokens"].astype(np.int64)[:, None]
-        self.observe_pairs(pairs, TopK(arrays["ids"], arrays["probabilities"]))
 
 
 def recorded(evidence: Evidence) -> float:

@@ -22,6 +22,7 @@ from selfspec.draft.sources import RowStart
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import top_k_of
+from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.loop import loop_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Call
@@ -41,6 +42,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     """
 
     def __init__(self, spec: SelfSpec, prompt: Call | None = None) -> None:
+        check_assistant(spec)
         self._spec = spec
         self._prompt = prompt
         self._drafter: Drafter | None = None  # There is none before the prompt was read.
@@ -136,6 +138,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     is_row_wise = True  # With our own loop, rows may then advance by different numbers of tokens.
 
     def __init__(self, spec: SelfSpec) -> None:
+        check_assistant(spec)
         self._spec = spec
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unkn
 from selfspec.machine.hub import check_model_name
 from selfspec.plugin.attach import attach
 from selfspec.weights import BITS, pack_loaded, round_model, rounding_reason
-from selfspec.weights.eight_bits import has_products, to_eight_bits
 from selfspec.weights.held_weight import STREAMED
 from selfspec.weights.streamed import check_complete, is_streamed, load_within
 
@@ -141,10 +140,7 @@ def _load_rounded(name: str, bits: int, dtype: Any, *, sees: bool) -> Any:
             f"weights='int{bits}' is for a model that is not quantised yet (got {name!r}); name "
             "its original weights, or load it as it is"
         )
-    if bits == 8 and has_products():
-        to_eight_bits(model, dtype)
-    else:
-        round_model(model, bits, dtype)
+    round_model(model, bits, dtype)
     return model
 
 

@@ -16,9 +16,9 @@ from selfspec.draft.sources.prediction import Prediction
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError, shown
 from selfspec.forward.model import num_readable, vocab_size
+from selfspec.neural.copy_source import CopySource
 from selfspec.neural.draft_cursor import FULL_GAIN
 from selfspec.neural.rounded_copy import rounded_copy
-from selfspec.neural.self_draft import SelfDraft
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
 
@@ -96,7 +96,7 @@ def new_draft_model(
     return DraftModel(draft, num_ids=num_readable(target), top_k=top_k, worth=worth)
 
 
-def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRunner) -> SelfDraft:
+def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRunner) -> CopySource:
     """The model's rounded copy, made where it can draft for the call, or why it can't."""
     support = runner.support()
     if support.attention is None:
@@ -104,7 +104,7 @@ def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRu
     else:
         several = "several texts share its forwards" if num_rows > 1 else None
         reason = several or support.attention.reading_reason
-    return SelfDraft(reason or rounded_copy(model, name), runner.config.top_k)
+    return CopySource(reason or rounded_copy(model, name), runner.config.top_k)
 
 
 def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, runner: ModelRunner) -> None:
@@ -151,8 +151,8 @@ def predictions_of(
     num_prompts = num_rows // num_return_sequences
     if len(texts) not in (1, num_prompts):
         raise UnsupportedError(
-            f"prediction must be one for all prompts or one for each of the {num_prompts} "
-            f"(got {len(texts)})"
+            f"prediction must be one text, or one for each prompt (got {len(texts)} for "
+            f"{num_prompts})"
         )
     predictions = [_prediction(ids, num_ids) for ids in texts]
     if len(texts) == 1:

@@ -243,12 +243,11 @@ class SelfSpec:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         model = inside_wrappers(model)
         with self._lock:
-            runner = self._runners.get(model)
-            if runner is None:
-                if not self._runners and (untried := untried_reason(transformers.__version__)):
-                    _log.warning("%s; use one of these, or a newer selfspec", untried)
-                runner = self._runners[model] = ModelRunner(model, self.config)
-            return runner
+            if not self._runners and (untried := untried_reason(transformers.__version__)):
+                _log.warning("%s; use one of these, or a newer selfspec", untried)
+            if model not in self._runners:
+                self._runners[model] = ModelRunner(model, self.config)
+            return self._runners[model]
 
     def engine(
         self,
@@ -279,5 +278,5 @@ class SelfSpec:
         for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                told = reason.removesuffix(IN_CHAINS)
-                _log.warning("%s is %s: %s", type(model).__name__, what, told)
+                name, why = type(model).__name__, reason.removesuffix(IN_CHAINS)
+                _log.warning("%s is %s: %s", name, what, why)

@@ -241,14 +241,8 @@ class _Routes:
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
-        usage, counts = exchange.usage(), self._meters.counts
-        num_kept_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-        counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived
-        counts["time_to_first_token_seconds_count"] += 1
-        counts["prompt_tokens_total"] += usage["prompt_tokens"]
-        counts["prompt_tokens_kept_total"] += num_kept_tokens
-        counts["prompt_tokens_read_total"] += usage["prompt_tokens"] - num_kept_tokens
-        counts["new_tokens_total"] += usage["completion_tokens"]
+        usage = exchange.usage()
+        self._meters.count(usage, (exchange.first_at or arrived) - arrived)
         return usage
 
     def _check_model(self, name: str | None) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_validator
 
 from selfspec.serving.fields import Fields
 
@@ -27,7 +27,6 @@ class TextPart(_Item):
 
 class Address(_Item):
     url: str
-    detail: str | None = None
 
 
 class ImagePart(_Item):
@@ -42,12 +41,20 @@ def text_or_parts(content: str | Sequence[TextPart | ImagePart]) -> str | list[d
     texts = [part.text for part in content if isinstance(part, TextPart)]
     if len(texts) == len(content):
         return "".join(texts)
-    return [part.model_dump(exclude_none=True) for part in content]
+    return [part.model_dump() for part in content]
+
+
+def _arguments(text: str) -> Any:
+    """The arguments of a call as chat templates take them: an object, where they are one."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 class Called(_Item):
     name: Name
-    arguments: str  # JSON
+    arguments: Annotated[str, AfterValidator(_arguments)]
 
 
 class ToolCall(_Item):
@@ -55,26 +62,22 @@ class ToolCall(_Item):
     type: Literal["function"] = "function"
     function: Called
 
-    def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it: arguments are an object, where they are one."""
-        try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError):
-            arguments = self.function.arguments
-        function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": self.type, "function": function}
-
 
 class Message(_Item):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """A message, of which `as_dict` has what chat templates know."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        AfterValidator(lambda role: "system" if role == "developer" else role),
+    ]
     content: Annotated[
         str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]],
         AfterValidator(text_or_parts),
     ] = ""
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # Its newer name.
-    tool_calls: list[ToolCall] | None = None
+    reasoning_content: Annotated[
+        str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    ] = None
+    tool_calls: Annotated[list[ToolCall] | None, AfterValidator(lambda calls: calls or None)] = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -84,15 +87,7 @@ class Message(_Item):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": self.content}
-        if self.tool_calls:
-            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        if thoughts := self.reasoning_content or self.reasoning:
-            message["reasoning_content"] = thoughts  # Templates that show it know this name.
-        return message
+        return self.model_dump(exclude_none=True, warnings=False)  # Arguments are no text here.
 
 
 class Function(_Item):

@@ -24,6 +24,16 @@ class Meters:
             "time_to_first_token_seconds_count": 0,
         }
 
+    def count(self, usage: dict[str, Any], seconds: float) -> None:
+        """Counts the answers to a request, whose first token came after some seconds."""
+        num_kept = usage["prompt_tokens_details"]["cached_tokens"]
+        self.counts["prompt_tokens_total"] += usage["prompt_tokens"]
+        self.counts["prompt_tokens_kept_total"] += num_kept
+        self.counts["prompt_tokens_read_total"] += usage["prompt_tokens"] - num_kept
+        self.counts["new_tokens_total"] += usage["completion_tokens"]
+        self.counts["time_to_first_token_seconds_sum"] += seconds
+        self.counts["time_to_first_token_seconds_count"] += 1
+
     def as_text(self) -> str:
         numbers: dict[str, Any] = {
             f'requests_total{{route="{route}",status="{status}"}}': count

@@ -55,7 +55,8 @@ class ReplyDecoder:
     special tokens only those that belong to calls or are stop strings have a text.
 
     A reply with stop strings is also the stopping criterion of its text. Then the criterion decodes
-    the tokens, and `hear`, which may be told of a token before or after it, does not.
+    the tokens, and `hear`, which may be told of a token before or after it, does not. A whole reply
+    that has neither stop strings nor tools is decoded at its end, all at once.
     """
 
     is_row_wise = True
@@ -71,6 +72,7 @@ class ReplyDecoder:
         self._streams = isinstance(settings, TextRequest) and settings.stream
         self._stream = TextStream(tokenizer, skips_special=skips_special)
         self._reader = CallReader(form, names) if names else None
+        self._waits_for_end = not (self._streams or self.is_criterion or names)
         self._calls_only = isinstance(settings, Chat) and settings.must_call
         self._stops = StopFinder(settings.stops, shows_stop=settings.include_stop_str_in_output)
         self._is_stopped = False
@@ -96,6 +98,8 @@ class ReplyDecoder:
     def hear(self, ids: Sequence[int]) -> list[Piece]:
         """Takes the next tokens; returns what is to be sent now, which in a whole reply is none."""
         self.first_at = self.first_at or perf_counter()
+        if self._waits_for_end:
+            return []
         if not self.is_criterion:
             self._decode(ids)
         self._add_pieces()
@@ -125,6 +129,9 @@ class ReplyDecoder:
 
     def _decode(self, ids: Sequence[int]) -> None:
         self._num_decoded += len(ids)
+        if not self._marks.keys() & ids:
+            self._show(self._stream.add(*ids))
+            return
         for token in ids:
             mark = self._marks.get(token)
             self._show(self._stream.add(token) if mark is None else self._stream.rest() + mark)

@@ -121,7 +121,7 @@ class Responses(Chat):
         system = {"role": "system", "content": self.instructions}
         merged: list[dict[str, Any]] = [system] if self.instructions else []
         for item in self.messages:
-            if item.reasoning == "" and item.model_fields_set == {*_THOUGHT}:
+            if item.reasoning_content == "":
                 continue
             message, before = item.as_dict(), merged[-1] if merged else {}
             if "tool_calls" in message and before.get("role") == "assistant":

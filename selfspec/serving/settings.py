@@ -71,16 +71,16 @@ class StructuredOutputs(Fields):
         return self
 
     @property
-    def lark(self) -> str | None:
-        """A grammar in the syntax of Lark; None if a JSON schema says what the answer must be."""
+    def guide(self) -> Any:
+        """A JSON schema, or a grammar."""
+        from selfspec.batch.guides import Lark  # It brings torch along.
+
         if self.choice is not None:
-            return f"start: {' | '.join(map(json.dumps, self.choice))}"
-        if self.regex is not None:
-            slashed = re.sub(
-                r"(\\.)|/", lambda escape: escape[1] or "\\/", self.regex, flags=re.DOTALL
-            )
-            return f"start: /{slashed}/"
-        return None
+            return Lark(f"start: {' | '.join(map(json.dumps, self.choice))}")
+        if self.regex is None:
+            return self.json_
+        slashed = re.sub(r"(\\.)|/", lambda escape: escape[1] or "\\/", self.regex, flags=re.DOTALL)
+        return Lark(f"start: /{slashed}/")
 
 
 class Settings(Fields):
@@ -125,10 +125,10 @@ class Settings(Fields):
         return next((self.spelled(n) for n in names if getattr(self, n) is not None), None)
 
     @property
-    def answer_schema(self) -> dict[str, Any] | str | None:
-        """The JSON schema that an answer must keep to, if there is one."""
+    def guide(self) -> Any:
+        """What an answer must be, if that is said."""
         if self.structured_outputs is not None:
-            return self.structured_outputs.json_
+            return self.structured_outputs.guide
         if self.response_format is None:
             return None
         schema = self.response_format.json_schema
@@ -157,8 +157,8 @@ class Settings(Fields):
         if self.logit_bias:
             biases = {(int(token),): bias for token, bias in self.logit_bias.items()}
             arguments["sequence_bias"] = biases
-        if self.answer_schema is not None:
-            arguments["schema"] = self.answer_schema
+        if (guide := self.guide) is not None:
+            arguments["schema"] = guide
         if self.min_tokens is not None:
             arguments["min_new_tokens"] = self.min_tokens
         return arguments

@@ -52,10 +52,8 @@ class PromptTranslator:
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
         encoded, arguments = self.encoded(prompt, settings), settings.arguments()
-        if grammar := self._grammar(settings):
-            from selfspec.batch.guides import Guide  # It brings torch along.
-
-            arguments["schema"] = Guide(grammar, is_lark=True)
+        if isinstance(settings, Chat) and settings.callable_tools:
+            arguments["schema"] = self._grammar(settings)
         if "prediction" in arguments:  # The samples of a prompt share its tokens.
             from selfspec.plugin.parts import as_ids
 
@@ -80,17 +78,13 @@ class PromptTranslator:
         # Without any, transformers takes those of the model. An unknown token ends nothing.
         return {"eos_token_id": ends or [self.vocab_size]}
 
-    def _grammar(self, settings: Settings) -> str | None:
-        """What the answer must be, in the syntax of Lark, if no JSON schema says it."""
-        if isinstance(settings, Chat) and (tools := settings.callable_tools):
-            from selfspec.batch.call_forms import grammar_of
+    def _grammar(self, chat: Chat) -> str:
+        """What an answer must be that may call tools."""
+        from selfspec.batch.call_forms import grammar_of  # It brings torch along.
 
-            functions = {tool.function.name: tool.function.parameters for tool in tools}
-            is_single = settings.parallel_tool_calls is False
-            how = {"must_call": settings.must_call, "is_single": is_single}
-            return grammar_of(functions, self.tokenizer, **how)
-        outputs = settings.structured_outputs
-        return None if outputs is None else outputs.lark
+        functions = {tool.function.name: tool.function.parameters for tool in chat.callable_tools}
+        is_single = chat.parallel_tool_calls is False
+        return grammar_of(functions, self.tokenizer, must_call=chat.must_call, is_single=is_single)
 
     def encoded(self, prompt: Any, settings: Settings) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.

@@ -139,7 +139,7 @@ class ProcessedChooser:
             self._tape.reach(self._number, math.inf if stops else text.num_new)
         return [token], stops
 
-    def _choose(self, logits: torch.Tensor, text: Text) -> int:
+    def _choose(self, logits: torch.Tensor, text: ChoosableRow) -> int:
         """The next token by the logits (1, V) after a node."""
         first, last, warpers = self._processing
         # Only a processor that is not known may write to the scores, and needs a copy.

@@ -37,8 +37,8 @@ class NoiseTape:
     With a `generator` it is drawn from that one, else from the one that transformers draws from.
 
     Drafts may `peek` at noise to come, which is drawn from a copy of the generator. It becomes true
-    only if the generator still stands where the copy began. Once anybody else has drawn from the
-    generator, nothing is peeked any more.
+    only if the generator still stands where the copy began when the noise is needed. If somebody
+    else has drawn from the generator until then, nothing is peeked any more.
     """
 
     def __init__(self, num_rows: int, generator: torch.Generator | None = None) -> None:
@@ -72,7 +72,7 @@ class NoiseTape:
         if index < self._num_drawn:  # Another row has been there.
             return self._noise.get(int(index))
         num_ahead = index - self._num_drawn
-        if num_ahead >= self._farthest or not self._is_where_peeked():
+        if num_ahead >= self._farthest:
             return None
         while num_ahead >= len(self._peeked):
             self._peek_on()
@@ -87,9 +87,9 @@ class NoiseTape:
 
     def _is_where_peeked(self) -> bool:
         """Does the generator stand where peeking began? If not, nothing is peeked any more."""
-        if self._peeked and not torch.equal(self._source().get_state(), self._peeked[0].before):
+        if not torch.equal(self._source().get_state(), self._peeked[0].before):
             self._peeked, self._farthest = [], 0
-        return self._farthest > 0
+        return bool(self._peeked)
 
     def _is_like(self, like: torch.Tensor) -> bool:
         """Are scores as those for which noise was peeked? A user's processor may change them."""

@@ -5,11 +5,10 @@ order. A CPU that can't calculate in half precision also multiplies one token af
 weights that are packed in float16, several tokens cost about as much as one.
 """
 
-from selfspec.weights.eight_bits import rounded_bits, weight_bytes
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.packing import linears_of, may_be_packed, pack, pack_loaded, unpack
 from selfspec.weights.rounded import BITS, rounding_reason, seconds_a_token
-from selfspec.weights.rounded_model import round_model
+from selfspec.weights.rounded_model import round_model, rounded_bits, weight_bytes
 
 __all__ = [
     "BITS",

@@ -5,7 +5,7 @@ a scale and a zero point. Torch multiplies both with inputs in bfloat16, and a t
 bits whether it is alone in a forward or among others. So a tree gets what a plain step gets.
 
 These products are made for few tokens. For a prompt, a weight is widened to bfloat16, block by
-block, and multiplied as any other.
+block, and multiplied as any other. `weights/vnni` has faster products in 8 bits, for some CPUs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import linear
 
 from selfspec.compat.kernels import (
+    int4_order,
     int4_packed,
     int4_product,
     int4_unpacked,
@@ -28,10 +29,12 @@ from selfspec.compat.kernels import (
 
 BITS = {"int8": 8, "int4": 4}
 GROUP = 32  # So many columns share a scale in 4 bits.
+LARGEST = 127  # of the whole numbers in 8 bits
+LEAST = 1e-30  # The least scale, for what is all zeros.
 _COLUMNS, _ROWS = 16, 64  # Torch computes wrongly, or crashes, if these don't divide a weight's.
-_FEW = 16  # For more tokens than this, it is faster to widen a weight.
+# A weight with fewer inputs or outputs, such as that of an adapter, is not worth it.
+_LEAST_SIZE = 32
 _BLOCK = 1 << 20  # This many weights are widened at once; in bfloat16 they stay in the cache.
-_LEAST = 1e-30  # The least scale, for what is all zeros.
 
 
 class _ThisThread(threading.local):
@@ -55,14 +58,16 @@ class RoundedMatrix:
     """A weight (O, I) as whole numbers and their scales. Its layer computes in any dtype."""
 
     bits: int
+    few_tokens: int  # For more of a prompt's tokens than this, it is faster to widen the weight.
 
     def __init__(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
         self.numbers, self.scales = numbers, scales
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         narrow = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-        is_step = _this_thread.is_step or len(narrow) <= _FEW or (x.dim() > 2 and x.shape[-2] == 1)
-        product = self._product(narrow) if is_step else self._wide_product(narrow)
+        is_step = _this_thread.is_step or (x.dim() > 2 and x.shape[-2] == 1)
+        is_narrow = is_step or len(narrow) <= self.few_tokens
+        product = self._product(narrow) if is_narrow else self._wide_product(narrow)
         output = product.to(x.dtype).view(*x.shape[:-1], -1)
         return output if bias is None else output.add_(bias)
 
@@ -91,16 +96,16 @@ class RoundedMatrix:
 class Int8Matrix(RoundedMatrix):
     """Whole numbers (O, I) from -127 to 127, and a scale for each row."""
 
-    bits = 8
+    bits, few_tokens = 8, 16
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Int8Matrix:
         numbers = torch.empty(weight.shape, dtype=torch.int8, device="cpu")
         scales = torch.empty(len(weight), dtype=torch.bfloat16, device="cpu")
-        for rows in _blocks(weight.shape):
+        for rows in blocks_of(weight.shape):
             wide = weight[rows].detach().float()
-            scales[rows] = wide.abs().amax(1).div_(127).add_(_LEAST)
-            numbers[rows] = (wide / scales[rows, None]).round_().clamp_(-127, 127)
+            scales[rows] = wide.abs().amax(1).div_(LARGEST).add_(LEAST)
+            numbers[rows] = (wide / scales[rows, None]).round_().clamp_(-LARGEST, LARGEST)
         return cls(numbers, scales)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -114,7 +119,7 @@ class Int8Matrix(RoundedMatrix):
         return int8_product(x, self.numbers, self.scales)
 
     def _wide_product(self, x: torch.Tensor) -> torch.Tensor:
-        blocks = _blocks(self.numbers.shape)
+        blocks = blocks_of(self.numbers.shape)
         parts = [linear(x, self.numbers[rows].to(x.dtype)) for rows in blocks]
         return torch.cat(parts, -1).mul_(self.scales)
 
@@ -125,14 +130,14 @@ class Int4Matrix(RoundedMatrix):
     A weight is `(number - 8) * scale + zero`.
     """
 
-    bits = 4
+    bits, few_tokens = 4, 64
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Int4Matrix:
         num_out, num_in = weight.shape
         numbers = torch.empty(num_out, num_in // 2, dtype=torch.uint8, device="cpu")
         scales = torch.empty(num_in // GROUP, num_out, 2, dtype=torch.bfloat16, device="cpu")
-        for rows in _blocks(weight.shape):
+        for rows in blocks_of(weight.shape):
             groups = weight[rows].detach().float().view(-1, num_in // GROUP, GROUP)
             scale_and_zero = _best_grid(groups)
             scale, zero = scale_and_zero.float()[..., None].unbind(-2)
@@ -142,38 +147,46 @@ class Int4Matrix(RoundedMatrix):
         return cls(numbers, scales)
 
     def unpacked(self) -> torch.Tensor:
-        wide = [self._widened(rows, torch.float32) for rows in self._blocks()]
-        return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in wide])
+        numbers = self._in_order(int4_unpacked(self.numbers)).transpose(1, 2)
+        scale, zero = self.scales.float().transpose(0, 1)[..., None].unbind(-2)
+        groups = numbers.reshape(-1, len(self.scales), GROUP).float()
+        return groups.mul_(scale).add_(zero).flatten(1)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         return int4_product(x, self.numbers, GROUP, self.scales)
 
     def _wide_product(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.matmul(x, self._widened(rows, x.dtype)) for rows in self._blocks()]
-        return torch.cat(parts).transpose(0, 1).flatten(1)
+        """Zero points are multiplied with sums of inputs: no weight is touched for them."""
+        blocks = blocks_of((len(self.numbers), x.shape[1]))
+        stored = torch.cat([x @ self._scaled(rows) for rows in blocks], -1)
+        product = self._in_order(stored.view(len(x), -1, len(int4_order()))).flatten(1)
+        return product.add_(x.view(len(x), -1, GROUP).sum(-1) @ self.scales[..., 1])
 
-    def _blocks(self) -> Iterator[slice]:
-        return _blocks((len(self.numbers), 2 * self.numbers.shape[1]))
-
-    def _widened(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Rows of the weight as (blocks, I, rows of a block), the order in which they are stored.
+    def _scaled(self, rows: slice) -> torch.Tensor:
+        """`(number - 8) * scale` of these rows, as (I, rows in the order in which they are stored).
 
         To bring them into the order of a weight would take longer than the product.
         """
         numbers = int4_unpacked(self.numbers[rows])
         num_blocks, num_in, size = numbers.shape
-        wide = numbers.sub_(8).to(dtype).view(num_blocks, -1, GROUP, size)
-        scale, zero = (
-            part.view(-1, num_blocks, size).transpose(0, 1).contiguous()[:, :, None]
-            for part in self.scales[:, rows].to(dtype).unbind(-1)
+        scale = self.scales[:, rows, 0].view(-1, num_blocks, size)[..., int4_order()]
+        scaled = torch.empty(num_in, num_blocks * size, dtype=torch.bfloat16, device="cpu")
+        torch.mul(
+            numbers.view(num_blocks, -1, GROUP, size),
+            scale.transpose(0, 1)[:, :, None],
+            out=scaled.view(-1, GROUP, num_blocks, size).permute(2, 0, 1, 3),
         )
-        return wide.mul_(scale).add_(zero).view(num_blocks, num_in, size)
+        return scaled
+
+    def _in_order(self, stored: torch.Tensor) -> torch.Tensor:
+        """What belongs to the rows of blocks (…, blocks, rows), in the order of the rows."""
+        return stored[..., int4_order().argsort()]
 
 
 def bits_for(shape: tuple[int, ...], bits: int) -> int | None:
     """The bits that a linear layer's weight can have: 8 where 4 can't be; None if neither."""
     num_out, num_in = shape
-    if num_in % _COLUMNS:
+    if num_in % _COLUMNS or min(shape) < _LEAST_SIZE:
         return None
     return 4 if bits == 4 and num_in % GROUP == num_out % _ROWS == 0 else 8
 
@@ -233,7 +246,7 @@ def seconds_a_token(bits: int) -> float:
     return min(seconds)
 
 
-def _blocks(shape: Sequence[int]) -> Iterator[slice]:
+def blocks_of(shape: Sequence[int]) -> Iterator[slice]:
     """The rows of a weight in parts that are widened at once."""
     num_rows = max(_BLOCK // shape[1] // _ROWS, 1) * _ROWS
     return (slice(first, first + num_rows) for first in range(0, shape[0], num_rows))
@@ -246,9 +259,9 @@ def _best_grid(groups: torch.Tensor) -> torch.Tensor:
     that is farthest from zero as the first number, and no zero point.
     """
     least, largest = groups.aminmax(dim=-1)
-    scale = ((largest - least) / 15).clamp_(min=_LEAST).bfloat16().float()
+    scale = ((largest - least) / 15).clamp_(min=LEAST).bfloat16().float()
     from_zero = torch.where(-least >= largest, least, largest).div(-8).bfloat16().float()
-    from_zero = torch.where(from_zero.abs() < _LEAST, torch.full_like(from_zero, _LEAST), from_zero)
+    from_zero = torch.where(from_zero.abs() < LEAST, torch.full_like(from_zero, LEAST), from_zero)
     grids = [
         torch.stack([scale, (least + 8 * scale).bfloat16().float()], -1),
         torch.stack([from_zero, torch.zeros_like(from_zero)], -1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
 from selfspec.weights.held_weight import hold
 from selfspec.weights.packing import linears_of
-from selfspec.weights.rounded import bits_for, round_weight
+from selfspec.weights.rounded import (
+    RoundedMatrix,
+    bits_for,
+    round_weight,
+    rounded_matrix,
+    stored_forms,
+)
+from selfspec.weights.vnni import VnniMatrix, has_vnni
 
 KEPT = (
     "rounded weights can't be written, trained, compiled, moved or converted, nor adapters be "
@@ -32,6 +40,11 @@ def attend_exactly(model: PreTrainedModel) -> None:
     """
     if attention_implementation(model.config) == "sdpa" and not keeps_a_state(model):
         model.set_attn_implementation(EXACT_ATTENTION)
+
+
+def can_be_rounded(module: Any) -> bool:
+    """Is it a linear layer of a shape that torch multiplies in 8 bits?"""
+    return type(module) is nn.Linear and bits_for(tuple(module.weight.shape), 8) is not None
 
 
 def weights_to_round(model: PreTrainedModel, bits: int) -> list[tuple[nn.Parameter, int]]:
@@ -60,12 +73,24 @@ def weights_to_round(model: PreTrainedModel, bits: int) -> list[tuple[nn.Paramet
 
 
 def round_model(model: PreTrainedModel, bits: int, dtype: torch.dtype) -> None:
-    """Rounds the weights of a model that was just loaded, one by one. All else gets the dtype."""
+    """Rounds the weights of a model that was just loaded, one by one. All else gets the dtype.
+
+    Products of whole numbers round inputs to 8 bits, and are left out where attention tells apart
+    how many tokens a forward has: there its last bit would change whole steps of that rounding. An
+    embedding reads rows of its weight, which these products have no more.
+    """
     chosen, before = weights_to_round(model, bits), model.dtype
     attend_exactly(model)
+    is_exact = attention_implementation(model.config) == EXACT_ATTENTION
+    embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     with progress("Rounding weights", sum(weight.numel() for weight, _ in chosen)) as bar:
         for weight, its_bits in chosen:
-            matrix = round_weight(weight, its_bits)
+            matrix: RoundedMatrix | None
+            if bits == 8 and is_exact and weight not in embeddings and has_vnni():
+                with torch.inference_mode(False), torch.no_grad():
+                    matrix = VnniMatrix.of(weight)
+            else:
+                matrix = round_weight(weight, its_bits)
             assert matrix is not None
             hold(weight, matrix, KEPT, dtype)
             bar.update(weight.numel())
@@ -74,6 +99,35 @@ def round_model(model: PreTrainedModel, bits: int, dtype: torch.dtype) -> None:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
     return_freed_memory()
+
+
+def rounded_bits(model: nn.Module) -> int | None:
+    """The least bits of a model's rounded weights; None if it has none."""
+    matrices = map(rounded_matrix, model.parameters())
+    return min((matrix.bits for matrix in matrices if matrix is not None), default=None)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """About what a model's weights take."""
+    matrices = ((weight, rounded_matrix(weight)) for weight in model.parameters())
+    return sum(weight.nbytes if m is None else m.num_bytes for weight, m in matrices)
+
+
+def rounded_bytes(layer: Any, bits: int) -> int:
+    """What a linear layer takes in 4 or 8 bits."""
+    shape = tuple(layer.weight.shape)
+    forms = stored_forms(shape, bits_for(shape, bits) or 8)
+    return sum(prod(part) * dtype.itemsize for dtype, part in forms)
+
+
+def bytes_of_rounded(layer: nn.Module, bits: int) -> int:
+    """What a layer takes whose linear parts are rounded."""
+    return sum(
+        rounded_bytes(part, bits)
+        if can_be_rounded(part)
+        else sum(weight.nbytes for weight in part.parameters(recurse=False))
+        for part in layer.modules()
+    )
 
 
 def progress(what: str, total: int) -> Any:

@@ -26,7 +26,7 @@ from selfspec import (
 from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import held_weight, rounded_bits
+from selfspec.weights import held_weight, rounded_bits, rounded_model
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import products_of_a_step
 from selfspec.weights.streamed import is_streamed, rounded_file
@@ -155,7 +155,7 @@ def test_layers_that_are_read_from_disk(
 
     In 8 bits that is so on a CPU without VNNI, where both are multiplied by torch's own products.
     """
-    monkeypatch.setattr(loading, "has_products", lambda: False)
+    monkeypatch.setattr(rounded_model, "has_vnni", lambda: False)
     whole = loaded(tmp_path, kind, weights)
     streamed = load_tightly(tmp_path, weights=weights)
     assert is_streamed(streamed)

@@ -15,10 +15,9 @@ from selfspec.compat.generation import KV
 from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.neural.rounded_copy import RoundedCopy, copy_bytes, rounded_copy
-from selfspec.neural.self_draft import SharedText
+from selfspec.neural.copy_source import CopyText
+from selfspec.neural.rounded_copy import RoundedCopy, RoundedLinear, copy_bytes, rounded_copy
 from selfspec.plugin.spec import SelfSpec
-from selfspec.weights.rounded_linear import RoundedLinear
 from tests.fakes import new_model, prompt
 
 
@@ -75,7 +74,7 @@ def test_paths_are_read_with_their_ancestors_in_one_forward(name: str) -> None:
     kv.add(cache, [row])
     forwards = list[int]()
     copy: Any = Unrounded(model)
-    text = SharedText(copy, kv, lambda: forwards.append(1))
+    text = CopyText(copy, kv, lambda: forwards.append(1))
     assert text.read(()) is None
     text.observe([last])
     for path in ((7, 8, 9), (7, 3), (4,), (7, 8, 9, 2, 6)):

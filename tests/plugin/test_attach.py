@@ -20,6 +20,7 @@ from transformers import (
 
 from selfspec import (
     CacheError,
+    LutRecorder,
     SelfSpec,
     SelfSpecCandidateGenerator,
     SelfSpecError,
@@ -231,6 +232,8 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: load("x", "2GB", max_length="9"), "max_length must be a whole number"),
         (lambda m: SelfSpec.from_pretrained(""), "named by its file or its Hub id (got '')"),
         (lambda m: SelfSpec(remember=3, tokenizer=tiny_tokenizer()), "named by its file"),
+        (LutRecorder, "assistant must be a SelfSpec (got a LlamaForCausalLM); make one"),
+        (SelfSpecCandidateGenerator, "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
         (lambda m: SelfSpec(contents="x"), "contents must be what load_cache()"),
         (lambda m: SelfSpec.as_in("DIAA"), "did you mean 'diaa'?"),
         (lambda m: SelfSpec.as_in("diaa", taus=1), "did you mean 'tau'?"),

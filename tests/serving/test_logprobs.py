@@ -101,6 +101,7 @@ def test_a_grammar_that_leaves_one_token_changes_no_score(client: OpenAI) -> Non
     pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
     asked: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "temperature": 0}
     asked |= {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 180}
+    asked["parallel_tool_calls"] = False
     (told,) = client.chat.completions.create(logprobs=True, top_logprobs=20, **asked).choices
     assert told.finish_reason == "tool_calls"
     scores = told.logprobs.content

@@ -15,7 +15,7 @@ from selfspec import SelfSpec
 from selfspec.batch import generate_many
 from selfspec.batch.call_forms import form_of, grammar_of
 from selfspec.batch.call_reader import CallReader
-from selfspec.batch.guides import Guide, Guides
+from selfspec.batch.guides import Guides
 from selfspec.serving.fields import checked
 from selfspec.serving.replies import Piece, joined
 from selfspec.serving.schema import Chat
@@ -327,8 +327,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     model, tokenizer = steered.model, steered.tokenizer
     chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, WEATHER]})
     functions = {each.function.name: each.function.parameters for each in chat.callable_tools}
-    grammar = grammar_of(functions, tokenizer, must_call=False, is_single=False)
-    guide = Guide(grammar, is_lark=True)
+    guide = grammar_of(functions, tokenizer, must_call=False, is_single=False)
     guides = Guides(tokenizer, model)
     script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
     ids = tokenizer.encode("the quick brown fox")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(rounding_reason(8) is not None, reason="torch ha
 
 def module(kept: str | None = "it can't be written") -> tuple[nn.Linear, RoundedMatrix]:
     torch.manual_seed(0)
-    made = nn.Linear(48, 24).requires_grad_(False)
+    made = nn.Linear(48, 32).requires_grad_(False)
     weight = round_weight(made.weight, 8)
     assert weight is not None
     made.weight = PackedWeight.of(made.weight, weight, kept)
@@ -40,16 +40,16 @@ def set_one(made: nn.Linear) -> None:
 
 
 def set_out(made: nn.Linear) -> None:
-    torch.mul(torch.zeros(24, 48), 2, out=made.weight)
+    torch.mul(torch.zeros(32, 48), 2, out=made.weight)
 
 
 def set_two_out(made: nn.Linear) -> None:
     out = (made.weight, torch.empty(0, dtype=torch.long))
-    torch.max(torch.zeros(3, 24, 48), 0, out=out)
+    torch.max(torch.zeros(3, 32, 48), 0, out=out)
 
 
 def set_other(made: nn.Linear) -> None:
-    made.weight.set_(torch.zeros(24, 48))
+    made.weight.set_(torch.zeros(32, 48))
 
 
 WRITES: list[Callable[[Any], object]] = [
@@ -79,7 +79,7 @@ def test_its_values_can_be_read_and_not_written():
     assert torch.equal(made.weight.detach(), weight.unpacked())
     assert torch.equal(made.state_dict()["weight"], weight.unpacked())
     assert made.to("cpu").float() is made
-    assert torch.zeros(24, 48).copy_(made.weight).equal(weight.unpacked())
+    assert torch.zeros(32, 48).copy_(made.weight).equal(weight.unpacked())
     with pytest.raises(ValueError, match="read-only"):
         made.weight.numpy().fill(0)
     with pytest.raises(RuntimeError, match="Creating a Parameter"):  # In torch's own words.
@@ -105,13 +105,13 @@ def test_weights_that_can_be_given_back_are_given_back_by_all_that_writes():
 
 def test_inputs_of_all_forms_are_taken_as_a_linear_layer_takes_them():
     made, weight = module()
-    plain, whole = nn.Linear(48, 24), torch.randn(48, 96)
+    plain, whole = nn.Linear(48, 32), torch.randn(48, 96)
     plain.weight, plain.bias = nn.Parameter(weight.unpacked()), made.bias
     for x in (whole.t(), whole.t()[::2], whole[:, ::2], whole[:3, 48:], torch.randn(2, 48, 3).mT):
         assert torch.equal(made(x), made(x.contiguous()))
     for shape in ((0, 48), (2, 0, 48)):
         assert made(torch.randn(shape)).shape == plain(torch.randn(shape)).shape
-    for x in (torch.randn(2, 24), torch.randn(4, 96), torch.randn(()), torch.ones(2, 48).double()):
+    for x in (torch.randn(2, 32), torch.randn(4, 96), torch.randn(()), torch.ones(2, 48).double()):
         with pytest.raises(RuntimeError) as expected:
             plain(x)
         with pytest.raises(RuntimeError) as found:

@@ -1,7 +1,7 @@
 """Answers that rows have written: where the last tokens were written before, it may go on alike.
 
 One memory of a `SelfSpec`, into which all rows write while they are decoded, so that samples of one
-prompt copy from each other. It holds answers and no prompts. A token is found by the 4, 10 or 16
+prompt copy from each other. It holds answers and no prompts. A token is found by the 4 or 12
 tokens in front of it, which may be the prompt's; of equal ones the newest is known. A place that
 was found is followed with changes allowed, as in an edit.
 """
@@ -23,7 +23,7 @@ from selfspec.records import StepRecord
 
 MAX_TOKENS = 1 << 18
 # A token is found by these numbers of tokens before it. LUTs and the text itself know shorter ones.
-_LENGTHS = (4, 10, 16)
+_LENGTHS = (4, 12)
 _LONGEST = _LENGTHS[-1]
 # The key of some tokens t₁ … tₙ is Σ (tᵢ + 1) · Fⁿ⁺¹⁻ⁱ modulo 2⁶⁴, whose upper bits are a slot.
 _FACTOR, _WORD_BITS = 0x9E3779B97F4A7C15, 64
@@ -37,7 +37,7 @@ class AnswersSource(Source):
 
     A place is how many tokens were written before. Once the ring is full, new tokens replace the
     oldest ones. The index has four slots for each token. A key that needs the slot of another one
-    takes it, so that of a full ring three keys in four are found. It is safe for several threads:
+    takes it, so that of a full ring four keys in five are found. It is safe for several threads:
     what one reads while another writes can be a wrong draft, and no more.
 
     It takes 19 MB for 262,144 tokens.
@@ -209,7 +209,7 @@ class AnswersCursor(FollowingCursor):
         del self._sums[: -_LONGEST - 1]
 
     def _keys_at_end(self) -> list[int]:
-        """The keys of the last 4, 10 and 16 tokens, or fewer of them for a shorter text."""
+        """The keys of the last 4 and 12 tokens, or fewer of them for a shorter text."""
         sums = self._sums
         end, num = sums[-1], len(sums)
         return [end - sums[-1 - n] * power & _WORD for n, power in _LENGTHS_AND_POWERS if n < num]

@@ -21,8 +21,7 @@ from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.held_weight import STREAMED, hold
 from selfspec.weights.packing import num_owners
 from selfspec.weights.rounded import RoundedMatrix, matrix_of
-from selfspec.weights.rounded_linear import bytes_of_rounded
-from selfspec.weights.rounded_model import KEPT, attend_exactly
+from selfspec.weights.rounded_model import KEPT, attend_exactly, bytes_of_rounded
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,

@@ -25,7 +25,7 @@ from selfspec.records import DRAFT_MODEL, TimeBudget
 Masks = dict[str, torch.Tensor | None] | torch.Tensor | None
 
 
-class SelfDraft(Source):
+class CopySource(Source):
     """A model's rounded copy as a source of one call; or why it has none, as `reason`."""
 
     name = DRAFT_MODEL
@@ -44,7 +44,7 @@ class SelfDraft(Source):
         self.reason = self.reason or several or kv.reading_reason()
         if self.reason:
             return None
-        text = SharedText(copy, kv, row.count_forward)
+        text = CopyText(copy, kv, row.count_forward)
         return DraftCursor(text, row, self._top_k, copy.worth)
 
     @property
@@ -52,7 +52,7 @@ class SelfDraft(Source):
         return 0 if self._rounded is None else self._rounded.num_bytes
 
 
-class SharedText:
+class CopyText:
     """What the copy has read of one row's drafts in this step."""
 
     def __init__(self, copy: RoundedCopy, kv: TreeKV, count_forward: Callable[[], None]) -> None:
