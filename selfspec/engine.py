@@ -7,7 +7,7 @@ at. A scripted model can drive it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import perf_counter, thread_time
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import RowStart
-from selfspec.drafts import draft, walked
+from selfspec.drafts import draft, in_halves, walked
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, run_forward
@@ -166,15 +166,19 @@ class Engine:
         draft(self.rows, step)
         time_to_draft = laps.end("draft") - start
         width = max(len(row.tree) for row in self.rows)
-        for rows, seen in self._forwards(laps):
-            records = walked(rows, seen.logits)
+        for rows, outputs in in_halves(
+            self.rows,
+            lambda rows: self.reuse.retry_after_freeing(partial(self._forward, rows, laps)),
+            on_failure=lambda: laps.end(_RETRY),
+        ):
+            records = walked(rows, outputs.logits)
             laps.end("verify")
             self.backend.kv.commit([[] if record is None else record.path for record in records])
             # Where drafts led to NaN, their slots are emptied.
             if spoiled := [index for index, row in enumerate(rows) if row.is_spoiled]:
                 self.backend.kv.wipe(spoiled)
             laps.end("commit")
-            committed += learn(rows, records, seen)
+            committed += learn(rows, records, outputs)
             laps.end("learn")
         rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
         if _RETRY not in laps.seconds:
@@ -209,29 +213,6 @@ class Engine:
                     row.drafter.prepare()
         return budget.step(backend.max_width(self.config.max_nodes))
 
-    def _forwards(self, laps: Laps) -> Iterator[tuple[list[Row], StepOutputs]]:
-        """What a forward over the trees of all rows shows, or over each half where it fails.
-
-        So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
-        forward has succeeded, and rows that have failed are left out.
-        """
-        left = [self.rows]
-        while left:
-            rows = left.pop()
-            try:
-                seen = self.reuse.retry_after_freeing(partial(self._forward, rows, laps))
-            except Exception as error:
-                if not rows[0].fails_alone:
-                    raise
-                laps.end(_RETRY)
-                if len(rows) == 1:
-                    rows[0].fail(error)
-                else:  # They run once the error has let go of the memory of this forward.
-                    half = len(rows) // 2
-                    left += [rows[half:], rows[:half]]
-            else:
-                yield rows, seen
-
     def _forward(self, rows: list[Row], laps: Laps) -> StepOutputs:
         """Runs a forward, and lets the device send what the walks and the sources need."""
         layout = self.backend.lay_out(rows, [row.tree for row in rows])
@@ -243,9 +224,9 @@ class Engine:
         # The device is asked first for what the walk needs, then for the tables.
         read = StepLogits(logits, self._device)
         laps.end("verify")
-        seen = StepOutputs(read, self._fetch_tables(read), states)
+        outputs = StepOutputs(read, self._fetch_tables(read), states)
         laps.end("learn")
-        return seen
+        return outputs
 
     def _fetch_tables(self, logits: StepLogits) -> Fetched | None:
         """Lets the likeliest tokens at each node come to the CPU; None where nobody learns."""

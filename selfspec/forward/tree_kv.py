@@ -9,7 +9,7 @@ how many slots there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -32,13 +32,6 @@ from selfspec.forward.slots import (
 from selfspec.forward.states.slots import PendingWrites, States, apply_writes
 
 _NO_FORWARD = TreePlacement((), 0, {})
-
-
-class _Pending(NamedTuple):
-    """What a commit is to do: rows with their new lengths and positions, and moves of states."""
-
-    rows: Sequence[tuple[KVRow, int, Any]] = ()
-    moves: PendingWrites = []  # noqa: RUF012
 
 
 class TreeKV:
@@ -65,7 +58,8 @@ class TreeKV:
         self._generation = 0
         self._shown: slice | None = None  # The places that the layers show.
         self._end = 0  # No slot from this column on was written since rows came.
-        self._pending = _Pending()
+        # What a commit is to do: rows with new lengths and positions, and writes to states.
+        self._pending: tuple[Sequence[tuple[KVRow, int, Any]], PendingWrites] = (), []
 
     @property
     def placement(self) -> tuple[torch.dtype, torch.device]:
@@ -186,15 +180,16 @@ class TreeKV:
             after.append((row, row.num_columns + len(path), row.position + len(path)))
         if moves:
             move_columns(self._parts, moves)
-        self._pending = _Pending(after, self.states.moves(rows[0].place, paths))
+        self._pending = after, self.states.moves(rows[0].place, paths)
         self._apply_pending()  # Until here nothing has changed.
 
     def _apply_pending(self) -> None:
         """Does the rest of what the last commit is to do, so that states are where rows are."""
-        for row, num_columns, position in self._pending.rows:
+        after, writes = self._pending
+        for row, num_columns, position in after:
             row.num_columns, row.position = num_columns, position
-        apply_writes(self._pending.moves)
-        self._pending = _Pending()
+        apply_writes(writes)
+        self._pending = (), []
 
     def text_kv(self, row: KVRow) -> TextKV:
         """Views of a row's committed columns, as far as windows have not dropped them."""
@@ -245,7 +240,7 @@ class TreeKV:
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
         self.rows, self._their_layers, self.visible = (), [], None
-        self.forward, self._shown, self._end, self._pending = _NO_FORWARD, None, 0, _Pending()
+        self.forward, self._shown, self._end, self._pending = _NO_FORWARD, None, 0, ((), [])
         if not self.policy.is_fixed:
             self._parts, self._members = [], {}
         self.states.clear(keeps_stores=self.policy.is_fixed)

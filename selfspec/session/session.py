@@ -8,7 +8,6 @@ depend on each other, gets an engine of its own.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from contextlib import ExitStack
 from time import perf_counter
@@ -17,7 +16,7 @@ import torch
 
 from selfspec.ability.look import look_at
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, without_frames
+from selfspec.errors import without_frames
 from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
@@ -26,7 +25,7 @@ from selfspec.runner import ModelRunner
 from selfspec.session.alone import Assistant, open_engine
 from selfspec.session.line import Scheduler, Waiting
 from selfspec.session.memory import SharedMemory
-from selfspec.session.pace import ReadingPace
+from selfspec.session.pace import ReadingPace, WholePrompts
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
@@ -36,8 +35,8 @@ class Session:
     """Takes prompts and gives them back once their texts are complete; belongs to one thread.
 
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
-    of a prompt that is being read among them. Prompts wait in order of arrival, or in
-    that of a `scheduler`. With a `pace` a long prompt is read in parts between steps.
+    of a prompt that is being read among them. Prompts wait in order of arrival, or in that of a
+    `scheduler`. With a `pace` a long prompt is read in parts between steps.
 
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
@@ -56,14 +55,11 @@ class Session:
         pace: ReadingPace | None = None,
         keeps_kv: bool = False,
     ) -> None:
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-            raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self.alone_reasons: Counter[str] = Counter()  # Why texts were written alone.
         self.memory = SharedMemory(runner, max_rows, max_memory)
         self._runner = runner
         self._spec = spec
-        self._max_rows = max_rows
-        self._pace = pace
+        self._pace = pace or WholePrompts()
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
@@ -124,8 +120,9 @@ class Session:
     def cancel(self, index: int) -> None:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
-        prompts = self._running if self._reading is None else [*self._running, self._reading]
-        for prompt in [prompt for prompt in prompts if prompt.index == index]:
+        for prompt in (*self._running, self._reading):
+            if prompt is None or prompt.index != index:
+                continue
             if not prompt.result.rows:
                 self._reading = None
                 if self._engine is not None:
@@ -174,8 +171,7 @@ class Session:
                 start = perf_counter()
                 with self._runner.decoding():
                     engine.step()
-                if self._pace is not None:
-                    self._pace.observe_step(perf_counter() - start)
+                self._pace.observe_step(perf_counter() - start)
                 self._let_out(engine)
         if not self.num_running:
             self._close()
@@ -215,10 +211,12 @@ class Session:
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
-        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(engine.rows))
+        left = self._pace.num_tokens(len(engine.rows))
         while left > 0:
-            prompt = self._reading = self._reading or self._next_to_read(engine)
-            if prompt is None:
+            if self._reading is None and not self._is_alone:
+                running = [row.max_columns for row in engine.rows]
+                self._reading = self._waiting.start_next(running, self.memory.limits)
+            if (prompt := self._reading) is None:
                 return
             try:
                 left -= self._read_part(prompt, left, engine)
@@ -228,12 +226,6 @@ class Session:
                 self._end(prompt, error)
                 if not isinstance(error, Exception):
                     raise
-
-    def _next_to_read(self, engine: Engine) -> Prompt | None:
-        if self._is_alone or len(engine.prompts) == self._max_rows:
-            return None
-        running = [row.max_columns for row in engine.rows]
-        return self._waiting.start_next(running, self.memory.limits)
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
@@ -247,8 +239,7 @@ class Session:
             self._reading = None
         so_far = prompt.result.read
         num_read = so_far.num_columns - max(before, so_far.num_kept)
-        if self._pace is not None:
-            self._pace.observe_part(num_read, perf_counter() - start)
+        self._pace.observe_part(num_read, perf_counter() - start)
         return num_read
 
     def _let_out(self, engine: Engine) -> None:
