@@ -40,12 +40,13 @@ def _add_pads(rows: Sequence[Row]) -> None:
 
 
 def in_halves(
-    rows: list[Row], run: Callable[[list[Row]], T], *, on_failure: Callable[[], object]
+    rows: list[Row], run: Callable[[list[Row]], T], may_retry: Callable[[Exception], bool]
 ) -> Iterator[tuple[list[Row], T]]:
     """What a forward over the trees of all rows gives, or over each half where it fails.
 
     So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
-    forward has succeeded, and rows that have failed are left out.
+    forward has succeeded, and rows that have failed are left out. One that `may_retry` after an
+    error is first tried as it was.
     """
     left = [rows]
     while left:
@@ -53,10 +54,11 @@ def in_halves(
         try:
             outputs = run(some)
         except Exception as error:
-            if not some[0].fails_alone:
+            if may_retry(error):
+                left.append(some)
+            elif not some[0].fails_alone:
                 raise
-            on_failure()
-            if len(some) == 1:
+            elif len(some) == 1:
                 some[0].fail(error)
             else:  # They run once the error has let go of the memory of this forward.
                 half = len(some) // 2

@@ -84,11 +84,11 @@ class Engine:
         were.
         """
         stats, others, start = prompt.stats, self.rows, self._clock()
-        if not prompt.result.read.num_columns:
-            self.reuse.begin(prompt, others)
-        read_from = self._clock()
-        stats.spend("prepare", read_from - start)
         try:
+            if not prompt.result.read.num_columns:
+                self.reuse.begin(prompt, others)
+            read_from = self._clock()
+            stats.spend("prepare", read_from - start)
             # The model's own sources learn from a prompt's last hidden states.
             num_rows = len(others) + len(prompt.input_ids)
             wanted = [source.num_states(num_rows) for source in self._model_sources]
@@ -130,15 +130,13 @@ class Engine:
         logits = StepLogits(prefilled.logits[:, None], self._device)
         records = walked(rows, logits, of_prompt=True)
         stats.table_bytes = learned.nbytes
-        admit = partial(
-            self.backend.admit,
+        self.backend.admit(
             prefilled,
             rows,
             self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
-        self.reuse.retry_after_freeing(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
         prompt.result.kv = prefilled.cache
@@ -166,11 +164,8 @@ class Engine:
         draft(self.rows, step)
         time_to_draft = laps.end("draft") - start
         width = max(len(row.tree) for row in self.rows)
-        for rows, outputs in in_halves(
-            self.rows,
-            lambda rows: self.reuse.retry_after_freeing(partial(self._forward, rows, laps)),
-            on_failure=lambda: laps.end(_RETRY),
-        ):
+        run, may_retry = partial(self._forward, laps), partial(self._may_retry, laps)
+        for rows, outputs in in_halves(self.rows, run, may_retry):
             records = walked(rows, outputs.logits)
             laps.end("verify")
             self.backend.kv.commit([[] if record is None else record.path for record in records])
@@ -213,7 +208,12 @@ class Engine:
                     row.drafter.prepare()
         return budget.step(backend.max_width(self.config.max_nodes))
 
-    def _forward(self, rows: list[Row], laps: Laps) -> StepOutputs:
+    def _may_retry(self, laps: Laps, error: Exception) -> bool:
+        """May a forward that has failed be tried again? If kept texts have given it memory."""
+        laps.end(_RETRY)
+        return self.reuse.free_store(error)
+
+    def _forward(self, laps: Laps, rows: list[Row]) -> StepOutputs:
         """Runs a forward, and lets the device send what the walks and the sources need."""
         layout = self.backend.lay_out(rows, [row.tree for row in rows])
         laps.end("layout")

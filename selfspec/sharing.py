@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,8 +17,6 @@ from selfspec.forward.prompt import Prefilled, ReadSoFar
 from selfspec.kept_kv import KeptText, PrefixStore, PromptLogits
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone, Row
-
-T = TypeVar("T")
 
 
 class PrefixReuse:
@@ -39,23 +35,9 @@ class PrefixReuse:
             return
         ids = np.array(plan.input_ids[0].tolist())
         running = [self._text_of(row) for row in rows if row.prompt_logits is not None]
-        find = partial(self._store.beginning, ids, _scope(prompt), plan.cache, running)
-        if (
-            beginning := self.retry_after_freeing(find)
-        ) is not None:  # Else the prompt is read whole.
-            prompt.result.read = ReadSoFar.of_prefix(plan, beginning)
-
-    def retry_after_freeing(self, work: Callable[[], T]) -> T:
-        """What some work gives, which is done once more if kept texts can give it memory.
-
-        Work that fails must leave all as it was.
-        """
-        try:
-            return work()
-        except Exception as error:
-            if not self.free_store(error):
-                raise
-        return work()
+        prefix = self._store.beginning(ids, _scope(prompt), plan.cache, running)
+        if prefix is not None:  # Else the prompt is read whole.
+            prompt.result.read = ReadSoFar.of_prefix(plan, prefix)
 
     def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
         """A prompt was read, which others may share from now on, if it has one row.
