@@ -79,7 +79,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":  # pyproject.toml is where it is written
         return metadata.version("selfspec")
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
-        return import_module(f"{__name__}.{name}")  # As in selfspec.cache.load_cache.
+        return import_module(f"{__name__}.{name}")  # So that selfspec.cache.load_cache works.
     if name not in __all__:
         # Python suggests a name that is near to this one.
         raise AttributeError(

@@ -89,7 +89,7 @@ class _Masks:
 
 
 class _ThisThread(threading.local):
-    masks: _Masks | None = None  # Those of the forward that this thread runs.
+    masks: _Masks | None = None  # Of this thread's forward.
 
 
 def _attend(

@@ -219,7 +219,7 @@ def _ids_of(line: _Line, tokenizer: PreTrainedTokenizerBase) -> TokenIds | None:
             return None
         try:
             ids = tokenizer.apply_chat_template(line.messages, return_dict=False)
-        except TemplateError:  # For example two turns of one speaker in a row.
+        except TemplateError:  # For example, one speaker has two turns in a row.
             return None
     elif ids is None:
         raise ValueError("it must have ids, a text, or messages")

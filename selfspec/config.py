@@ -116,7 +116,7 @@ class SpecConfig:
         return cls().changed(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
-        if "strict" in knobs:  # It was one until 0.4.
+        if "strict" in knobs:  # A knob until 0.4.
             raise ConfigError(
                 "strict is no knob any more (got strict={!r}); leave it out, and look at "
                 "spec.stats.disabled_reason after a call".format(knobs["strict"])

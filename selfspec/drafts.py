@@ -70,7 +70,7 @@ def in_halves(
 def walked(
     rows: Sequence[Row], logits: StepLogits, *, of_prompt: bool = False
 ) -> list[StepRecord | None]:
-    """What came of the tree of each row; None for a row that has failed.
+    """The record of each row's verified tree; None for a row that has failed.
 
     Each row walks down its tree by itself, unless all move together. The logits of a prompt are
     the model's own, even if they are NaN.

@@ -52,7 +52,7 @@ class Engine:
         runner: ModelRunner,
         backend: Backend,
         *,
-        learned: Callable[[int], DraftMemory],  # For a vocabulary of some size.
+        learned: Callable[[int], DraftMemory],  # Gets the size of the vocabulary.
         budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),
@@ -61,8 +61,8 @@ class Engine:
     ) -> None:
         self.backend = backend
         self.config = runner.config.changed(top_k=1) if backend.chains_only else runner.config
-        self.prompts: list[Prompt] = []  # Those whose texts are being written.
-        self.rows: list[Row] = []  # Those that still decode, in their order.
+        self.prompts: list[Prompt] = []  # Their texts are being written.
+        self.rows: list[Row] = []  # All that still decode, in the order of their prompts.
         self._runner = runner
         self.budget = budget
         self._curve_key = ("", 0, 0)

@@ -62,7 +62,7 @@ def without_frames(error: Exception) -> Exception:
 
     A traceback itself holds what every function held that was running, tensors among them.
     """
-    if not isinstance(error.__cause__, _TracebackText):  # It may be kept several times.
+    if not isinstance(error.__cause__, _TracebackText):  # An error may be kept again.
         text = "".join(traceback.format_exception(error))
         error.__cause__, error.__context__ = _TracebackText(text), None
     return error.with_traceback(None)

@@ -124,7 +124,7 @@ class PrefixStore:
 
     @property
     def num_bytes(self) -> int:
-        """What all texts take. It is added up, so that no interrupt leaves a wrong sum."""
+        """Bytes of all texts, added up anew each time, so that no interrupt leaves a wrong sum."""
         return sum(text.num_bytes for text in list(self._texts))
 
     def limit_to(self, num_bytes: int) -> None:

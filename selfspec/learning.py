@@ -15,7 +15,7 @@ from selfspec.row import Row
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 
-Committed: TypeAlias = tuple[Row, StepRecord]  # What came of a step of a row.
+Committed: TypeAlias = tuple[Row, StepRecord]  # A row, and its step's record.
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def learn(
     """
     tops = None if outputs.tops is None else tables(*outputs.tops.get())
     committed: list[Committed] = []
-    lessons: dict[int, list[Committed]] = {}  # Of the rows that share a calibration.
+    lessons: dict[int, list[Committed]] = {}  # For rows that share a calibration.
     for index, (row, record) in enumerate(zip(rows, records, strict=True)):
         if record is None:
             continue

@@ -44,7 +44,7 @@ from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # Each one is itself, whatever it holds.
+@dataclass(frozen=True, kw_only=True, eq=False)  # Compared by identity.
 class Call:
     """What transformers has prepared of one call of `generate()`: a prompt of one or more rows."""
 
@@ -66,7 +66,7 @@ class Call:
     is_default: bool = False  # Did the caller not name the assistant?
     stats: GenerationStats
 
-    # Of one among many.
+    # If it is one of many that share an engine:
     index: int = 0  # Names it, and its first row in records.
     seed: int | None = None  # Draws the tokens; None: the generator that transformers uses.
     fails_alone: bool = False  # Does an error of one row end this row, and no other?
@@ -131,21 +131,21 @@ class Route:
     """
 
     look: Look
-    support: DraftSupport  # Its `reason` says why it is not drafted for with trees.
+    support: DraftSupport  # `support.reason` says why trees are not used.
     alone_reason: str | None = None  # Why it can share forwards with no other prompt.
     lockstep_reason: str | None = None  # Why all of its rows get each token at once.
 
 
 @dataclass
 class Result:
-    """What came of a prompt, or has so far."""
+    """The texts of a prompt so far, and what ended them."""
 
     read: ReadSoFar = field(default_factory=ReadSoFar)
     rows: list[Row] = field(default_factory=list)
     kv: Cache | None = None  # The cache that the caller gets.
-    output: Any = None  # That of transformers' own loop.
-    plain_ids: list[int] = field(default_factory=list)  # What that has told the streamer.
-    error: BaseException | None = None  # What has ended it.
+    output: Any = None  # What transformers' own loop returned.
+    plain_ids: list[int] = field(default_factory=list)  # Tokens that this loop gave the streamer.
+    error: BaseException | None = None  # The error that ended it.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,7 +162,7 @@ class Prompt(Call):
 
     @cached_property
     def plan(self) -> PromptPlan:
-        """What is read of the prompt; of samples that are alike, the first one."""
+        """How the prompt is read. Of equal rows (several samples of one text), one is read."""
         number = self._num_samples()
         arguments = {
             name: value[::number] if number > 1 and isinstance(value, torch.Tensor) else value
@@ -218,7 +218,7 @@ class Prompt(Call):
         )
         ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
         if pad is None:
-            pad = ends[0] if ends else 0  # As transformers chooses it.
+            pad = ends[0] if ends else 0  # transformers' own default.
         # Transformers' own test for filling up rows that stopped.
         gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
         has_encoder, row_sources = self.model.config.is_encoder_decoder, self._sources()

@@ -58,7 +58,7 @@ _ROW_PROCESSORS = {
     logits_process.TypicalLogitsWarper,
 }
 
-# Those that may end a list of processors, in this order, by the argument that each has.
+# Warpers that may end a list of processors, in this order, and the argument of each.
 _KNOWN_WARPERS = (
     ("temperature", logits_process.TemperatureLogitsWarper),
     ("top_k", logits_process.TopKLogitsWarper),

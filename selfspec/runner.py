@@ -66,7 +66,7 @@ class ModelRunner:
         self.costs = Costs()
         self.ledger = Ledger()
         self.heads_worth = SourceWorth()
-        # Those that fit, as a check has shown, and what a forward over one token brings and takes.
+        # Draft models that were checked, and what one of their forwards brings and takes.
         self.draft_models: WeakKeyDictionary[Any, SourceWorth] = WeakKeyDictionary()
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._supports: dict[Hashable, DraftSupport] = {}  # by the state of the model

@@ -13,7 +13,7 @@ from selfspec.records import StepRecord, sources_of
 _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
 
-# What follows from the fields, and is written with them.
+# These properties are computed from the fields, and are written with them.
 _DERIVED = (
     *("tokens_per_step", "nodes_per_step", "speed_up"),
     *("num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"),
@@ -30,22 +30,22 @@ class GenerationStats:
     Attributes:
         num_calls: Calls of `generate()`.
         num_new_tokens: Tokens that went to the output.
-        num_prompt_tokens_out: Those of them that the prompts' forwards yielded.
+        num_prompt_tokens_out: How many of these the prompts' forwards yielded.
         num_prompt_tokens_kept: Tokens of prompts that were not read, since another text had their
             keys and values.
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
-        num_drafts: Those of the steps that verified a draft.
+        num_drafts: Steps that verified a draft.
         num_draft_forwards: Forwards of the draft model or of heads, those over the prompts among
             them.
         accepted_lengths: How many steps there were by the number of accepted drafts.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
-        accepted_by_source: Those of them that were accepted.
+        accepted_by_source: Accepted tokens by source, counted in the same way.
         seconds: Time by stage.
         step_seconds: Time of all steps, so without prompts and what is prepared once.
         waiting_seconds: Time of steps on a CPU in which other programs had the processor.
-        num_plain_steps: Those of the steps that verified no draft.
-        plain_seconds: Time of these.
+        num_plain_steps: Steps that verified no draft.
+        plain_seconds: Time of steps that verified no draft.
         num_disabled_calls: Calls that were decoded plainly, or drafted for in chains.
         disabled_reason: Why the last such call was.
         paused: Why the last call that drafted nothing for a good part of it did so.
@@ -107,7 +107,7 @@ class GenerationStats:
     def nodes_per_step(self) -> float:
         return self.num_nodes / max(self.num_steps, 1)
 
-    # What these three are, and their names, is as in vLLM, whose drafts are chains.
+    # vLLM has three counts of these names; its drafts are chains.
 
     @property
     def num_draft_tokens(self) -> int:
@@ -116,7 +116,7 @@ class GenerationStats:
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Those of them that were accepted."""
+        """Drafted tokens that were accepted."""
         return sum(length * steps for length, steps in self.accepted_lengths.items())
 
     @property

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -25,7 +26,7 @@ from selfspec.weights import packing as packing_module
 from selfspec.weights.formats import packers_for
 from selfspec.weights.product_times import ProductTimes
 from tests.scripted import TextSource
-from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
+from tests.zoo import ARCHITECTURES, ENCODERS, NO_SPECIAL, PAD, VOCAB
 
 
 def new_model(
@@ -35,7 +36,7 @@ def new_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model, the same one at every call; `changes` go into its config."""
-    kind = ARCHITECTURES[name]
+    kind = (ARCHITECTURES | ENCODERS)[name]
     config = AutoConfig.for_model(kind.model_type, **(NO_SPECIAL | kind.config | changes))
     with torch.random.fork_rng():
         torch.manual_seed(7)
@@ -62,6 +63,18 @@ def tiny_model(
 def attached_model(name: str = "llama") -> PreTrainedModel:
     """A model of its own for `assistant=`."""
     return attach(new_model(name))
+
+
+def with_lora(model: Any, *names: str, **changes: Any) -> PeftModel:
+    """A wrapper of the model with adapters that do something; "default", if none is named."""
+    torch.manual_seed(11)
+    options = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    config = LoraConfig(**{"task_type": "CAUSAL_LM", **options, **changes})
+    first, *others = names or ("default",)
+    wrapper = get_peft_model(model, config, first)
+    for name in others:
+        wrapper.add_adapter(name, config)
+    return wrapper.eval()
 
 
 @cache
@@ -147,15 +160,22 @@ class FutureSource(TextSource):
     """Knows each row's whole text. With `doubt` it hides the truth among wrong branches.
 
     At each node off the truth, and with chance `doubt` on it, all that it proposes is wrong; the
-    right token is never sure to be the first. So accepted paths run through the whole tree.
+    right token is never sure to be the first, but in `chains`, which are read no further than to
+    the first wrong token. So accepted paths run through the whole tree.
     """
 
     def __init__(
-        self, texts: Sequence[Sequence[int]], *, doubt: float = 0.0, seed: int = 0
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        doubt: float = 0.0,
+        seed: int = 0,
+        chains: bool = False,
     ) -> None:
         super().__init__("future", self._named)
         self._texts = [tuple(map(int, text)) for text in texts]  # without padding, with prompts
         self._doubt = doubt
+        self._chains = chains
         self._random = random.Random(seed)
 
     def _named(self, state: tuple[int, ...]) -> list[int]:
@@ -165,5 +185,6 @@ class FutureSource(TextSource):
         if self._doubt:
             wrong = self._random.sample(range(1, 40), 2)
             tokens += [token for token in wrong if token != truth]
-            self._random.shuffle(tokens)
+            if not self._chains:
+                self._random.shuffle(tokens)
         return tokens

@@ -286,17 +286,6 @@ def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     assert all(record.top is None for record in run.records)
 
 
-def test_the_luts_hold_what_the_model_said_last():
-    model = ScriptedModel(8, order=1)  # The last token decides, so a LUT can know it all.
-    lut = LutSource(VOCAB, 3)
-    run = Run(model, [[1, 2]], [lut])
-    (text,) = run.decode()
-    for token in text[1:-1]:
-        expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
-        assert lut.token_ids[token].tolist() == expected
-    assert run.stats.tokens_per_step > 2
-
-
 def test_a_source_that_cannot_learn_is_named_once_and_the_others_learn(caplog):
     class Broken(LutSource):
         def observe_pairs(self, *_: Any) -> None:

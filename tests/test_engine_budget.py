@@ -26,6 +26,8 @@ CURVES = {
     "row by row": {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000},
 }
 
+BY_CHUNKS = {"by chunks": {1: 100, 2: 170, 64: 250}}  # As several tokens of a running state.
+
 
 class ClockedBackend(ScriptedBackend):
     """Forwards move the clock, by what `adjusted` makes of the seconds that the curve says."""
@@ -92,11 +94,12 @@ def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name):
         assert ours > 0.95 * best, slope
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", CURVES | BY_CHUNKS)
 @pytest.mark.parametrize("kept", CURVES)
 def test_it_never_loses_whatever_an_earlier_process_wrote_down(name, kept):
     """The worst of all: no draft is ever right, and what steps cost is not what it was."""
-    curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).of_other_length()
+    curve = CostCurve((CURVES | BY_CHUNKS)[name])
+    start = CostCurve(CURVES[kept]).of_other_length()
     assert speed(curve, wrong, measured(start)) > 0.97
 
 

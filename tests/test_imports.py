@@ -20,7 +20,7 @@ import selfspec
 ROOT = Path(selfspec.__file__).parent
 EVERYTHING = None
 
-# What each room may import of ours: the table of docs/design.md.
+# What each part may import of ours: the table of docs/design.md.
 _COMPAT = {"compat"}
 _DRAFT = {"config", "draft", "errors", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "__main__": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
-# Rooms and modules that import no torch, and those that may import transformers.
+# Parts and modules that import no torch, and those that may import transformers.
 NO_TORCH = (
     "selfspec.compat.versions",
     "selfspec.cache",
@@ -210,11 +210,11 @@ def foreign_private_names(path: Path) -> list[str]:
     return foreign
 
 
-def test_private_names_of_others_are_in_one_room():
+def test_private_names_of_others_are_in_one_part():
     for path in FILES:
         if part_of(name_of(path)) != "compat":
             foreign = foreign_private_names(path)
-            assert not foreign, f"{path}: selfspec/compat is the room for {foreign}"
+            assert not foreign, f"{path}: selfspec/compat is the place for {foreign}"
 
 
 # What makes a tensor out of nothing, on the default device where none is named.

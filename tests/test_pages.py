@@ -178,12 +178,12 @@ def table_of_knobs() -> str:
     return "\n".join(["| knob | default | what it does |", "|---|---|---|", *rows, ""])
 
 
-def test_the_design_says_what_each_room_may_import() -> None:
+def test_the_design_says_what_each_part_may_import() -> None:
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)/` \|.*\| (`\w+`(?:, `\w+`)*) \|$", text, re.MULTILINE)
-    written = {room: set(re.findall(r"\w+", names)) for room, names in rows}
+    written = {part: set(re.findall(r"\w+", names)) for part, names in rows}
     assert len(written) >= 7
-    assert written == {room: (ALLOWED[room] or set()) - {room} for room in written}
+    assert written == {part: (ALLOWED[part] or set()) - {part} for part in written}
 
 
 def test_the_version_is_told_in_one_way() -> None:

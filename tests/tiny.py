@@ -16,18 +16,21 @@ LINES = [
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every byte is a token, so that text can be cut inside a character."""
+def make_tokenizer(*more: str) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every byte is a token, so that text can be cut inside a character.
+
+    Pieces of `more` that come often are tokens too, so that such texts are short.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=320 + 2 * sum(map(len, more)),
         special_tokens=["<|pad|>", "<|eos|>", *ROLES],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.train_from_iterator([*LINES, *more], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",

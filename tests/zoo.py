@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+)
 from transformers.utils import logging
 
 from tools.census_families.shrink import small_config
@@ -196,5 +202,25 @@ _WITH_HEADS = _known(
         ),
     }
 )
+
+# With an encoder of their own; they get chains.
+START = 2  # What a decoder begins with.
+_READING = {"bos_token_id": 1, "decoder_start_token_id": START}
+_AUDIO = {"max_source_positions": 16, "max_target_positions": 96, "num_mel_bins": 8}
+_T5 = {**_READING, "d_model": 32, "d_kv": 8, "initializer_factor": 8.0, "tie_word_embeddings": True}
+_BART = {**_READING, "initializer_range": 0.5}
+_ENCODERS = {
+    "bart": _small("bart", forced_eos_token_id=None, **_BART),
+    "m2m": _small("m2m_100", **_BART),
+    "switch": _small("switch_transformers", _EAGER, expert_capacity=2, **_T5),
+    "t5": _small("t5", **_T5),
+    "whisper": _small("whisper", **_BART, **_AUDIO),
+}
+ENCODERS = {
+    name: kind._replace(
+        auto_class=AutoModelForSpeechSeq2Seq if name == "whisper" else AutoModelForSeq2SeqLM
+    )
+    for name, kind in _ENCODERS.items()
+}
 
 ARCHITECTURES = BRANCHING | HYBRID | BOUNDED | RECURRENT | NOT_BRANCHING | MULTIMODAL | _WITH_HEADS

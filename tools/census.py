@@ -8,8 +8,8 @@ one: greedily, sampled, a padded batch of two, three samples of one prompt, two 
 cache, and a prompt in chunks. A line each says whether drafts are trees or chains, or why there are
 none. "wrong text", "error" and "no draft accepted" are faults of selfspec, and make the exit status
 1. "not made" and "image not made" say that no such model or prompt could be had here. Each family
-has a process and --seconds of its own. What is in --output is not tried again; models.md there is a
-table of all, and verdicts.jsonl has the whole reasons. Those that docs/models.md is made of are in
+has a process and --seconds of its own. What is in --output is not tried again; families.md there is
+a table of all, and verdicts.jsonl has the whole reasons. Those that docs/works-with.md shows are in
 tools/census_families.
 """
 
@@ -26,6 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -36,17 +37,17 @@ from eval.options import check_at_least
 from tools.census_families.shrink import all_families
 from tools.census_families.trial import FAULTS, Verdict, verdict
 
-KEPT = Path(__file__).parent / "census_families" / "verdicts.jsonl"  # What docs/models.md shows.
-_INTRODUCTION = """# Models
-
-What `python -m tools.census` found for each of the {number} families of models that write text in
-transformers {version}. A small random model of each answered with transformers' own loop and with
-drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
-texts are the same, and nothing about speed. For your model, run `selfspec check`. Chains accept a
-little less in a step than trees do. Plain calls are decoded as without selfspec.
-
-| drafts | which models | model types |
-|---|---|---|"""
+KEPT = Path(__file__).parent / "census_families" / "verdicts.jsonl"  # What the page shows.
+PAGE = Path(__file__).parents[1] / "docs" / "works-with.md"  # Its last part is made here.
+_TITLE = "## All families of models\n"
+_INTRODUCTION = (
+    "What `python -m tools.census` found for each of the {number} families of models that write "
+    "text in transformers {version}. A small random model of each answered with transformers' own "
+    "loop and with drafts, with an image or a sound in its prompt where it takes one. A random "
+    "model shows whether the texts are the same, and nothing about speed. Plain calls are decoded "
+    "as without selfspec."
+)
+_HEAD = "\n| drafts | which models | model types |\n|---|---|---|"
 _NOT_TRIED = "no small model of it could be made here, which says nothing about selfspec"
 _ALONE = "; no {} could be made here, so only the rest was tried"
 # What reasons mean, by words in them. Other reasons are shown as they are.
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     found = list(_verdicts(families, options.output / "verdicts.jsonl", options.seconds))
     made = page(found, transformers.__version__)
-    (options.output / "models.md").write_text(made, encoding="utf-8")
+    (options.output / "families.md").write_text(made, encoding="utf-8")
     counts = dict(Counter(each.served for each in found).most_common())
     print(json.dumps({"bench": "census", "families": len(found), "served": counts}))
     return int(any(each.served in FAULTS for each in found))
@@ -131,14 +132,15 @@ def read_verdicts(path: Path) -> list[Verdict]:
 
 
 def page(verdicts: list[Verdict], version: str) -> str:
-    """All families by how they are served, as a page of the docs."""
+    """All families by how they are served, as a part of the page."""
     rows: dict[tuple[str, str], list[str]] = {}
     for each in verdicts:
         rows.setdefault(_row(each), []).append(f"`{each.family}`")
     order = ["trees", "chains", "plain", "refused"]
     served = sorted(rows, key=lambda row: order.index(row[0]) if row[0] in order else len(order))
     lines = [f"| {name} | {which} | {', '.join(rows[name, which])} |" for name, which in served]
-    return "\n".join([_INTRODUCTION.format(number=len(verdicts), version=version), *lines, ""])
+    introduction = fill(_INTRODUCTION.format(number=len(verdicts), version=version), width=120)
+    return "\n".join([_TITLE, introduction, _HEAD, *lines, ""])
 
 
 def _row(verdict: Verdict) -> tuple[str, str]:

@@ -7,7 +7,7 @@ give is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from eval.hetero_units.attention import OnTwoUnits, Parts, Tensors
-from eval.hetero_units.unit import Pair, Task, Unit
+from eval.hetero_units.unit import Pair, Task
 from eval.models.shapes import GrownShape
 
 KINDS = ("qkv", "out", "gate_up", "down")  # The linear layers; a share is found for each.
@@ -93,31 +93,26 @@ class Layer:
 
 
 class _Piece(NamedTuple):
-    """The columns of a linear layer that one unit has, on its device."""
+    """The columns of a linear layer that one unit has."""
 
     matrices: tuple[torch.Tensor, ...]
 
-    @classmethod
-    def on(cls, unit: Unit, matrices: Iterable[torch.Tensor]) -> _Piece:
-        """Views of these matrices, or copies if the unit is another device."""
-        return cls(tuple(matrix.to(unit.device) for matrix in matrices))
-
     def task(self, x: torch.Tensor) -> Task | None:
-        """Computes these columns (W, columns) on the CPU's side; None if there are none."""
+        """Computes these columns (W, columns); None if there are none."""
         return (lambda: self._columns(x)) if len(self.matrices[0]) else None
 
     def _columns(self, x: torch.Tensor) -> torch.Tensor:
-        first, *others = (linear(x.to(matrix.device), matrix) for matrix in self.matrices)
+        first, *others = (linear(x, matrix) for matrix in self.matrices)
         for other in others:  # The same columns of gate and up meet in one unit.
             first = silu(first) * other
-        return first.cpu()
+        return first
 
 
-def pieces(matrices: Tensors, units: Pair, share: float) -> tuple[_Piece, _Piece]:
+def pieces(matrices: Tensors, share: float) -> tuple[_Piece, _Piece]:
     """The first columns for the first unit, and the others for the second one."""
     number = round(share * len(matrices[0]) / _STEP) * _STEP
     first, second = zip(*(matrix.tensor_split([number]) for matrix in matrices), strict=True)
-    return _Piece.on(units.first, first), _Piece.on(units.second, second)
+    return _Piece(first), _Piece(second)
 
 
 class Shared:
@@ -126,10 +121,10 @@ class Shared:
     def __init__(self, layer: Layer, units: Pair, shares: Mapping[str, float]) -> None:
         self._layer = layer
         self._units = units
-        self._pieces = {kind: pieces(layer.weights[kind], units, shares[kind]) for kind in KINDS}
+        self._pieces = {kind: pieces(layer.weights[kind], shares[kind]) for kind in KINDS}
         # A unit that has every column of all layers has attention to itself, too.
         alone = units.first if set(shares.values()) == {1.0} else None
-        self._attend = OnTwoUnits(layer.text, units, alone=alone)
+        self._attend = OnTwoUnits(units, alone)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer gives (W, hidden)."""

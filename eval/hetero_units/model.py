@@ -69,7 +69,7 @@ class SharedModel:
         self, read: Read, units: Pair, way: Callable[[Layer], _Part], share: float
     ) -> None:
         self._parts = [way(layer) for layer in read.layers]
-        self._head = pieces([read.head], units, share)
+        self._head = pieces([read.head], share)
         self._normed = read.layers[0].normed
         self._units = units
 

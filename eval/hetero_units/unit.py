@@ -1,4 +1,4 @@
-"""Two units that work side by side: threads pinned to cores of their own, or one of them a GPU.
+"""Two units that work side by side: threads pinned to cores of their own.
 
 Torch releases Python's lock inside its operators, so two threads of one process really do work at
 the same time. Each computes with one thread of torch's own.
@@ -27,11 +27,10 @@ _WARM_UP = 2  # Rounds that don't count.
 
 
 class Unit:
-    """A thread that does one task after the other on its cores, or on the GPU that it feeds."""
+    """A thread that does one task after the other on its core."""
 
-    def __init__(self, cores: set[int], device: torch.device) -> None:
-        self.device = device
-        self._cores = cores
+    def __init__(self, core: int) -> None:
+        self._core = core
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._results: SimpleQueue[Any] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -50,8 +49,8 @@ class Unit:
         self._thread.join()
 
     def _work(self) -> None:
-        os.sched_setaffinity(0, self._cores)  # Linux takes 0 for the calling thread.
-        torch.set_num_threads(len(self._cores))
+        os.sched_setaffinity(0, {self._core})  # Linux takes 0 for the calling thread.
+        torch.set_num_threads(1)
         with torch.inference_mode():
             while (task := self._tasks.get()) is not None:
                 try:
@@ -93,7 +92,7 @@ class Pair(NamedTuple):
             try:
                 while not is_over.is_set() and min(map(len, times)) < rounds:
                     start = perf_counter()
-                    task()  # Tasks leave their results on the CPU, so a GPU is done too.
+                    task()
                     times[index].append(perf_counter() - start)
             finally:  # If this task failed, the other unit must not wait for its times.
                 is_over.set()
@@ -116,22 +115,20 @@ def seconds_of(
     return {name: median(spent) for name, spent in times.items()}
 
 
-def cores_for(kind: str) -> tuple[set[int], set[int]]:
-    """The cores of both units: one core each, or one that feeds the GPU beside all others."""
+def two_cores() -> tuple[int, int]:
+    """The cores of both units."""
     if not hasattr(os, "sched_setaffinity"):
         raise EvalError("two units need a system that pins threads to cores (Linux does)")
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise EvalError(f"two units need at least 2 cores (got {len(cores)})")
-    return {cores[0]}, set(cores[1:]) if kind == "cuda" else {cores[1]}
+    return cores[0], cores[1]
 
 
 @contextmanager
-def two_units(kind: str) -> Iterator[Pair]:
-    """Two CPU cores, or a CUDA device and the CPU beside it."""
-    first_cores, second_cores = cores_for(kind)
-    devices = torch.device("cuda" if kind == "cuda" else "cpu"), torch.device("cpu")
-    pair = Pair(Unit(first_cores, devices[0]), Unit(second_cores, devices[1]))
+def two_units() -> Iterator[Pair]:
+    """Two CPU cores."""
+    pair = Pair(*map(Unit, two_cores()))
     with ExitStack() as stack:
         for unit in pair:
             stack.callback(unit.stop)

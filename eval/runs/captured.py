@@ -1,19 +1,15 @@
-"""A forward over fixed KV slots, as a capture records it, and what it starts.
+"""A forward over fixed KV slots, as a capture records it.
 
 Knows one model and one short prompt; nothing of questions or tables.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from eval.errors import EvalError
@@ -25,62 +21,12 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.machine.device import Device, Replay, device_for
 from selfspec.records import DraftTree
 
-AROUND = "around"
-
 
 class Repeating(Device):
-    """Runs again what it is asked to capture, to count what a capture has."""
+    """Runs again what it is asked to capture."""
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
         return work
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that are no views by name, apart for each place that `inside` names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, Counter[str]] = {AROUND: Counter()}
-        self._place = AROUND
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if _launches(func, (args, kwargs), out):
-            self.counts[self._place][func.overloadpacket.__name__] += 1
-        return out
-
-    @contextmanager
-    def inside(self, layers: nn.ModuleList) -> Iterator[None]:
-        """Inside, what each of these layers starts is counted apart."""
-
-        def enter(place: str) -> None:
-            self._place = place
-            self.counts.setdefault(place, Counter())
-
-        handles = []
-        for index, layer in enumerate(layers):
-            name = str(index)
-            handles.append(layer.register_forward_pre_hook(lambda *_, name=name: enter(name)))
-            handles.append(layer.register_forward_hook(lambda *_: enter(AROUND)))
-        try:
-            with self:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _launches(func: Any, inputs: Any, out: Any) -> bool:
-    """Does it compute or write anything? Memory that nobody fills costs no kernel."""
-    if func.overloadpacket.__name__.startswith(("empty", "new_empty")):
-        return False
-    held = {_memory(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)}
-    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    return bool(func._schema.is_mutable) or any(_memory(each) not in held for each in made)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:

@@ -100,8 +100,8 @@ def probe(model: PreTrainedModel) -> DraftSupport:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
-    plain steps. Where code runs that is no library's, all layers are run. Raises what says that the
-    machine has no memory left.
+    plain steps. Where code runs that is no library's, all layers are run. An error that says that
+    memory is short is raised.
     """
     ordinary = _ordinary_ids(model)
     ids, crowds = _probe_ids(ordinary), _crowds(ordinary)

@@ -23,7 +23,7 @@ class CallForm(NamedTuple):
 
     tag: str
     begins: tuple[str, ...] = ("",)  # What may come between the tag and the first call.
-    between: str = ""  # What separates calls that share a tag; if empty, none do.
+    between: str = ""  # Between calls that share a tag; "": one call for each tag.
     end: tuple[str, ...] = ()  # Texts that may be tokens of their own.
     key: str = "arguments"
     is_bare: bool = False  # Is JSON alone, at the beginning of an answer, its one call?

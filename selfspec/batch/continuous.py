@@ -38,7 +38,7 @@ def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dic
         raise UnsupportedError(f"generate_batch() is not drafted for, since {reason}")
     prompts = [list(ids) for ids in call["inputs"] for _ in range(num_texts)]
     start, outputs = perf_counter(), dict[int, BatchOutput]()
-    model.eval()  # As transformers' own call leaves it.
+    model.eval()  # transformers' call leaves it so, too.
     session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
     options = {"generation_config": config, "max_new_tokens": limit}
     texts = answers(session, maker, None, ((ids, None) for ids in prompts), None, options)

@@ -130,7 +130,7 @@ def answers(
         try:
             for index, pair in enumerate(pairs):
                 yield index, partial(prepare, index, *pair)
-        except Exception as error:  # It is raised once those before it are answered.
+        except Exception as error:  # Raised when all prompts before it are answered.
             errors.append(error)
 
     is_tried = False

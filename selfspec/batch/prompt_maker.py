@@ -37,7 +37,7 @@ class PromptMaker:
     """
 
     def __init__(self, model: Any, tokenizer: Any, spec: SelfSpec) -> None:
-        self._model = model  # It may be a wrapper of PEFT.
+        self._model = model  # Possibly a wrapper of PEFT.
         self.tokenizer = tokenizer
         self._spec = spec
         self._guides = Guides(tokenizer, inside_wrappers(model))

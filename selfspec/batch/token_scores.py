@@ -51,7 +51,7 @@ class TokenScores:
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
         self._tokenizer = tokenizer
-        # By id, since a long prompt has the same likely tokens often.
+        # Texts by id: in a long prompt, the same tokens are likely again and again.
         self._texts: dict[int, str] = {}
         self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
         self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
@@ -93,7 +93,7 @@ class TokenScores:
     ) -> TokenScore:
         if token not in self._texts:
             self._texts[token] = self._text(token)
-        if logprob is not None and not logprob > _LEAST:  # It may be NaN.
+        if logprob is not None and not logprob > _LEAST:  # True for NaN, too.
             logprob = _LEAST
         return TokenScore(token, self._texts[token], logprob, top)
 

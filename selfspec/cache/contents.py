@@ -35,8 +35,8 @@ class TokenizerInfo:
 @dataclass(frozen=True, kw_only=True)
 class CacheContents:
     tokenizer: TokenizerInfo  # Whose ids these are.
-    tables: Mapping[str, Arrays] = field(default_factory=dict)  # By source: "lut" and "lut2".
-    calibration: list[list[Any]] | None = None  # What `Calibration.rows` returned.
+    tables: Mapping[str, Arrays] = field(default_factory=dict)  # One for each of "lut", "lut2".
+    calibration: list[list[Any]] | None = None  # From `Calibration.rows`.
     answers: NDArray[np.int32] | None = None  # Each text has -1 after it.
     about: Mapping[str, Any] = field(default_factory=dict)  # For people to read, valid JSON.
 

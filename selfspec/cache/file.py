@@ -35,7 +35,7 @@ from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_bytes
 
 SUFFIX = ".safetensors"
-FILE_NAME = "selfspec-cache.safetensors"  # Its name in every repository.
+FILE_NAME = "selfspec-cache.safetensors"  # A cache has this name in every repository.
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _FORMAT = 3
 _DTYPES = {"F16", "I32", "U16", "U32"}
@@ -233,7 +233,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
-    # Of version 0.3 there are also n-grams of a corpus, and what maps of hidden states began with.
+    # A file of version 0.3 may also hold n-grams of a corpus, and maps of hidden states.
     for name in ("corpus", "map"):
         tables.pop(name, None)
     for source, table in tables.items():

@@ -178,7 +178,7 @@ class DraftMemoryLoader:
         if loaded is not None:
             restore(learned, loaded, vocab_size)
         if self.remembered is not None and (kept := self.remembered.read()) is not None:
-            # Of models that share a tokenizer, another one may have more ids, which the file keeps.
+            # A model with the same tokenizer may have more ids than this one; the file keeps them.
             restore(learned, kept.below(vocab_size), vocab_size)
             _log.info("remembered what %s keeps", self.remembered.path)
         return learned

@@ -188,7 +188,7 @@ def results(
     If line `n` names no seed, it has `seed + n - 1`.
     """
     from selfspec.batch.many import answered
-    from selfspec.serving.exchange import choices_of  # They bring torch along.
+    from selfspec.serving.exchange import choices_of  # Imports torch.
 
     waiting: dict[int, PromptLine] = {}
     replies: dict[int, ReplyDecoder] = {}

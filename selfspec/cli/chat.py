@@ -150,7 +150,7 @@ class Conversation:
                 f"the conversation must leave room in the model's {limit} positions "
                 f"(got {len(ids)} tokens); /reset starts over"
             )
-        from selfspec.batch.text_stream import LiveText  # It brings torch along.
+        from selfspec.batch.text_stream import LiveText  # Imports torch.
 
         live = LiveText(self._writer.tokenizer, ids, self._show)
         reason: Literal["stop", "length", "interrupted"] = "interrupted"

@@ -108,7 +108,7 @@ def _compared(
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
-    """The questions with their ids. Those that leave no room for an answer are left out."""
+    """The questions with their ids, without those that leave no room for an answer."""
     limit = writer.max_positions or _ENDLESS
     prompts = [(question, question.encoded(writer)) for question in questions]
     most = limit - _LEAST_TOKENS

@@ -56,7 +56,7 @@ def snippets() -> list[Question]:
 
 
 def questions_of(path: Path | None) -> list[Question]:
-    """Those of the file, named by their lines. Without a file, one for every sort of work."""
+    """The file's questions, named by their lines. Without a file, one for every sort of work."""
     if path is None:
         lines = _lines_of("questions")
         return [Question(str(line.name), line.prompt, is_turn=True) for line in lines]
@@ -78,11 +78,11 @@ class Comparison:
 
     dtype: str
     lengths: dict[str, int] = field(default_factory=dict)  # Tokens of the plain answers.
-    plain: list[list[float]] = field(default_factory=list)  # By rounds: seconds for all prompts.
+    plain: list[list[float]] = field(default_factory=list)  # Per round: seconds of each prompt.
     drafted: list[list[float]] = field(default_factory=list)
-    stats: dict[str, GenerationStats] = field(default_factory=dict)  # By prompt.
+    stats: dict[str, GenerationStats] = field(default_factory=dict)  # Per prompt.
     parted: set[str] = field(default_factory=set)  # Prompts whose two texts differ.
-    shares: list[float] = field(default_factory=list)  # By prompt: of the processor, on a CPU.
+    shares: list[float] = field(default_factory=list)  # Per prompt: of the CPU's time.
     packs: bool = False  # Were weights packed for drafts, and not for plain texts?
 
     def add(self, names: Sequence[str], plain: Sequence[Answer], drafted: Sequence[Answer]) -> None:
@@ -101,7 +101,7 @@ class Comparison:
 
     @property
     def seconds(self) -> np.ndarray:
-        """Of `generate()` and of drafts (2, P + 1): each prompt's median round, and their sum."""
+        """(2, P + 1): of `generate()` and of drafts, each prompt's median round, then the sum."""
         medians = np.median([self.plain, self.drafted], axis=1)
         return np.hstack([medians, medians.sum(axis=1, keepdims=True)])
 

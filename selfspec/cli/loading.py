@@ -128,7 +128,7 @@ def load_model(
 
     dtype = options.dtype
     if options.model is None and dtype == "auto":
-        dtype = "float32"  # It is saved in half precision to keep the package small.
+        dtype = "float32"  # The embedded model is in half precision to be small.
     common: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
     memory, weights = getattr(options, "max_memory", None), getattr(options, "weights", None)
     model: PreTrainedModel

@@ -27,7 +27,7 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 class PromptLine:
     number: int  # Counted from 1, empty lines too.
     checksum: str
-    name: str | int | None  # Its `custom_id` or `id`.
+    name: str | int | None  # The `custom_id` or `id` of the line.
     prompt: Any  # Text, messages or token ids.
     settings: Settings
     body: dict[str, Any] | None  # In OpenAI's form, which its answer then has, too.

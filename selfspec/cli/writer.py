@@ -208,7 +208,7 @@ class Writer:
         left = amount_in_bytes(self.options.max_memory, weights + set_aside) - weights
         if isinstance(self.draft_model, str):
             left -= copy_bytes(self.model, self.draft_model)
-        elif self.draft_model is not None:  # It keeps the texts' keys and values, too.
+        elif self.draft_model is not None:  # A draft model has keys and values of texts too.
             left -= weight_bytes(self.draft_model) + kv_bytes(self.draft_model, tokens)
         return max(left, set_aside)
 

@@ -71,22 +71,17 @@ NOT_IN_STEPS = frozenset(
 # `torch.compile` puts what it has made into the modules of what it compiles, and calls it alone.
 _OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
-# The attributes in which a wrapper may hold the function inside; `_torchdynamo_inline` is of a
-# function that torch has scripted, `_init_fn` of a custom operator, and `replaced_function` of
-# ours.
+# The attributes in which a wrapper may hold the function inside; `replaced_function` is of ours.
 _INSIDE = (
     "func",
     "fget",
     "__func__",
     "__wrapped__",
     "_torchdynamo_orig_callable",
-    "_torchdynamo_inline",
-    "_init_fn",
     "replaced_function",
 )
-# Classes of torch whose code is made from somebody else's, and the operators that torch has itself.
-_OF_ANYBODY = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.GraphModule)
-_OF_TORCH = ("aten", "prim", "prims")
+# Modules of torch whose code is made from somebody else's.
+_OF_ANYBODY = (torch.jit.ScriptModule, torch.fx.GraphModule)
 _MOST_PARTS = 32  # A mock has every attribute, and so parts without end.
 
 Replaced = tuple[str, Any]  # A function, and the place in a library where somebody has put it.
@@ -95,11 +90,10 @@ Replaced = tuple[str, Any]  # A function, and the place in a library where someb
 def _parts(code: Any) -> Iterator[Any]:
     """The functions and objects that a callable consists of: a wrapper, and what it wraps.
 
-    trl's GRPO puts a function around a model's forward, and its `__wrapped__` is another one. If it
-    changes, GRPO's generation is as before, but a user's forward inside of trl's is not found.
+    Functions that torch has scripted, and its operators, count as torch's.
     """
     waiting, seen = [code], set[int]()
-    for part in waiting:  # It grows meanwhile.
+    for part in waiting:  # The list grows while it is walked.
         if id(part) not in seen and len(seen) < _MOST_PARTS:
             seen.add(id(part))
             if isinstance(part, MethodType):  # An autograd.Function's `apply` calls its class.
@@ -107,9 +101,6 @@ def _parts(code: Any) -> Iterator[Any]:
             waiting += [getattr(part, name) for name in _INSIDE if hasattr(part, name)]
             if isinstance(part, partial):
                 waiting += filter(callable, (*part.args, *part.keywords.values()))
-            if isinstance(part, FunctionType) and _origin(part).partition(".")[0] == "trl":
-                contents = (cell.cell_contents for cell in part.__closure__ or ())
-                waiting += [inside for inside in contents if callable(inside)]
             if not isinstance(part, (partial, MethodType)):
                 yield part
 
@@ -118,13 +109,9 @@ def _origin(part: Any) -> str:
     # `functools.wraps` gives a wrapper the module of what is inside, but not its globals.
     if isinstance(part, FunctionType):
         return str(part.__globals__.get("__name__", ""))
-    if isinstance(part, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        namespace = str(part).partition(".")[0]
-        return "torch" if namespace in _OF_TORCH else namespace
     owner = part if isinstance(part, BuiltinFunctionType) else _class_of(part)
     if isinstance(owner, type) and issubclass(owner, _OF_ANYBODY):
-        scripted = getattr(part, "_torchdynamo_inline", None)
-        return "" if scripted is None else _origin(scripted)
+        return ""
     return str(owner.__module__ or "builtins")
 
 
@@ -218,7 +205,7 @@ def _name_in_full(owner: Any) -> str:
 
 def _is_installed(value: Any) -> bool:
     """Is this no function, or one of Python or of installed packages?"""
-    is_code = callable(value) or hasattr(type(value), "__get__")  # Such as a property.
+    is_code = callable(value) or hasattr(type(value), "__get__")  # A property has `__get__`.
     origins = map(_origin, _parts(value)) if is_code else ()
     return all(_is_package(origin.partition(".")[0]) for origin in origins)
 
@@ -226,7 +213,7 @@ def _is_installed(value: Any) -> bool:
 @cache
 def _is_package(name: str) -> bool:
     """Is this a package of Python, or was it installed, so that a description lies beside it?"""
-    is_python = name in sys.stdlib_module_names and name != "unittest"  # Its mocks are a user's.
+    is_python = name in sys.stdlib_module_names and name != "unittest"  # Mocks are a user's.
     if is_python or _is_library(name):
         return True
     return any(any(path.parent.glob("*.dist-info")) for path in _paths_of(name))

@@ -101,7 +101,7 @@ def _without_dynamo(forward: Any) -> Any:
     return getattr(forward, _INSIDE_COMPILED, forward)
 
 
-# What runs a model that was compiled in place, by where torch keeps that: as it is.
+# How to undo torch.compile: the attributes that it sets, and what each is without it.
 _AS_IT_IS = {"_compiled_call_impl": lambda _compiled: None, "forward": _without_dynamo}
 
 
@@ -196,7 +196,7 @@ class Modules(NamedTuple):
     state: tuple[Hashable, ...]  # Their classes, switches, adapters, dtypes and devices.
     whole_numbers: tuple[int, ...]  # How many experts a token gets, or counts of calls.
     tensors: list[torch.Tensor]  # Their parameters and buffers.
-    # Those that have hooks, or functions, which may replace methods; and their names.
+    # Modules with hooks, or with functions of their own that may replace methods; with names.
     hooked: list[tuple[str, nn.Module]]
     classes: dict[type[nn.Module], str]  # With the name of the first module of each.
 
@@ -213,11 +213,11 @@ def modules_of(model: nn.Module) -> Modules:
     classes: dict[type[nn.Module], str] = {}
     names = {id(model): ""}
     parts = [model]
-    for module in parts:  # It grows meanwhile.
+    for module in parts:  # The list grows while it is walked.
         kind, name = type(module), names[id(module)]
         state.append(kind)
         classes.setdefault(kind, name)
-        if isinstance(module, torch.jit.ScriptModule):  # It has these dictionaries elsewhere.
+        if isinstance(module, torch.jit.ScriptModule):  # Keeps tensors elsewhere.
             tensors += (*module.parameters(), *module.buffers())
             continue
         attributes = module.__dict__.copy()  # Another thread's forward may change it meanwhile.

@@ -8,10 +8,10 @@ from transformers.utils.chat_template_utils import _get_template_variables
 
 
 def template_variables(owner: Any) -> frozenset[str]:
-    """The variables in the chat template of a tokenizer or processor; of several, those in all.
+    """The variables in the chat template of a tokenizer or processor. With several, in all.
 
-    A processor takes every other name that `apply_chat_template` gets as an argument of its own. It
-    would then fetch what `images` names.
+    Only these may be passed on from a client: a processor takes any other name as an argument of
+    its own `apply_chat_template`, and would fetch what `images` names.
     """
     templates = owner.chat_template
     several = templates.values() if isinstance(templates, dict) else [templates]

@@ -88,7 +88,7 @@ class MeasuredBudget(Budget):
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
         self._num_rows = 0
-        self._drafting = deque([0.0, 0.0], maxlen=5)  # Of the last steps, in plain steps.
+        self._drafting = deque([0.0, 0.0], maxlen=5)  # Time to draft, in plain steps.
 
     def use_curve(self, num_rows: int, curve: CostCurve) -> None:
         """Uses this curve from now on."""
@@ -97,7 +97,7 @@ class MeasuredBudget(Budget):
             self.curve = curve
 
     def step(self, allowed: int) -> MeasuredStep:
-        """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
+        """A step as wide as the ledger allows; 1 until plain steps were timed, and now and then."""
         curve = self.curve
         is_late = self.num_since_plain >= _RETIME
         if is_late or not curve.knows_plain or curve.slowness.needs_plain:
@@ -106,14 +106,14 @@ class MeasuredBudget(Budget):
         return MeasuredStep(self, curve.widest_within(most, allowed))
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
-        """What a step with drafts costs, if half of the steps were plain, and 16 at least."""
+        """A note on the cost of drafts if at least half of the steps, and 16, were plain."""
         if num_plain < max(_MANY, num_steps / 2):
             return None
         cost = f"a step of 4 tokens takes {self.curve.relative(4):.1f} plain steps"
         return f"no drafts in {num_plain} of {num_steps} steps: {cost}"
 
     def break_even_tokens(self, seconds: float) -> float:
-        """As many as all rows get in this time lately: all wait, and one gets the tokens."""
+        """How many tokens all rows got lately in this time: while one row drafts, all wait."""
         return max(self._num_rows, 1) * self.ledger.rate * seconds / self.curve.seconds(1)
 
     def affords(self, seconds: float | None) -> bool:
@@ -157,7 +157,7 @@ class MeasuredStep(Step):
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """All rows share a forward, and so its width."""
         if self._search is not None and len(trees) == 1:
-            choice = self._search.best  # It is known since the only tree grew.
+            choice = self._search.best  # Found while the only tree grew.
         else:
             worth = [
                 [self._trust * score + _LESSON for score in tree.scores[1 : self.max_nodes]]

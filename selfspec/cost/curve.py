@@ -64,7 +64,7 @@ class CostCurve:
         relative = [seconds / plain for seconds in _rising([points[width] for width in widths])]
         slope = (relative[-1] - 1) / (widths[-1] - 1) if len(points) > 1 else 1.0
         wider = slope * np.maximum(_ALL - widths[-1], 0)
-        # By index: what was expected, in plain steps, and the seconds that were timed.
+        # For each width: what was expected, in plain steps, and the seconds that were timed.
         self._expected = np.interp(_ALL, widths, relative) + wider
         self._timed: list[float] = (plain * self._expected).tolist()
         self._counts = [0] * len(_ALL)  # How many steps of the width were timed.
@@ -127,7 +127,7 @@ class CostCurve:
             return
         with self._lock:
             index = _index(width)
-            # Its nodes would take no longer one by one: what took longer was bad luck.
+            # One by one its nodes would take this long; a step that took longer had bad luck.
             taken = min(seconds, width * self._timed[0]) if index else seconds
             before = self._seconds[index]
             moved = self._step_of(index, math.log(taken / before))
@@ -137,10 +137,10 @@ class CostCurve:
             self._seconds = self._fitted()
 
     def of_other_length(self) -> CostCurve:
-        """What to expect after a text of another length: the shape of this curve.
+        """What to expect at another length of text: the same shape.
 
-        One plain step says what it is in seconds. The machine may have been busy: no query is
-        expected to cost so much that none is tried.
+        The first plain step scales it. No width is expected to cost so much that it is never tried,
+        since the machine may have been busy.
         """
         plain = self.seconds(1)
         points = {
@@ -148,7 +148,7 @@ class CostCurve:
             for width in _ALL.tolist()
         }
         other = CostCurve(points, is_timed=False)
-        other._counts[0] = 1  # What plain steps took before stands for the very first one.
+        other._counts[0] = 1  # The time of earlier plain steps counts as one step.
         return other
 
     def _timed_indices(self) -> list[int]:

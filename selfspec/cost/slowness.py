@@ -24,7 +24,7 @@ class TimedStep(NamedTuple):
 
 
 class Slowness:
-    """What slow steps took beyond what they were charged. The rest is charged once it lasts.
+    """Holds back what slow steps took too long, and charges it once the slowness lasts.
 
     One slow step says nothing. After two without a good one in between, a plain step is timed. If
     that is not slow too, both are charged in full, and so is every further slow step, until a wide
@@ -32,7 +32,7 @@ class Slowness:
     """
 
     def __init__(self) -> None:
-        self._doubted: list[TimedStep] = []  # Those that may be bad luck.
+        self._doubted: list[TimedStep] = []  # Slow steps that may be bad luck.
         self._last_plain = 0.0  # The seconds of the last plain step.
         self._plain_then = 0.0  # The most that plain steps took since slowness lasts; else 0.
 
@@ -42,7 +42,7 @@ class Slowness:
         return len(self._doubted) >= _IN_A_ROW
 
     def observe(self, step: TimedStep, plain: float) -> float:
-        """What is to be charged besides after a step, in plain steps of `plain` seconds."""
+        """What to charge in addition after a step, in plain steps of `plain` seconds."""
         if step.width == 1:
             self._last_plain = step.seconds
             is_certain = self.needs_plain

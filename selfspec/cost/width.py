@@ -50,7 +50,7 @@ class WidthSearch:
     """
 
     def __init__(self, curve: CostCurve, max_nodes: int, num_rows: int = 1) -> None:
-        self._costs = curve.table(max_nodes)  # By the number of nodes.
+        self._costs = curve.table(max_nodes)  # For each number of nodes.
         self._ends = curve.ends(max_nodes)
         self._tokens = float(num_rows)
         self.num_nodes = 1

@@ -36,14 +36,14 @@ class KeptRunner:
 
     @property
     def num_bytes(self) -> int:
-        """What the runner keeps from call to call."""
+        """Bytes that the runner keeps from call to call."""
         return self._runner.num_bytes if isinstance(self._runner, StaticRunner) else 0
 
     @contextmanager
     def borrow(
         self, look: Look, attention: AttentionTypes, limits: Limits | None
     ) -> Iterator[StaticRunner | str]:
-        """Yields the runner for one call or session, or why that can't have it."""
+        """Yields the runner for one call or session; or the reason why none can be lent."""
         if not self._lock.acquire(blocking=False):
             yield "another call is using this model's fixed KV slots"
             return

@@ -69,7 +69,7 @@ class StaticRunner:
         self._functions = attention.functions
         self._device = device
         self._torch_device = torch_device
-        self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
+        self._shown: torch.Tensor | None = None  # The copied original of `_visible`.
         self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
         self._outputs = _lasting((0, 1), torch.float32, torch_device)  # Logits (Q, V) of any shape.
@@ -78,7 +78,7 @@ class StaticRunner:
 
     @property
     def num_bytes(self) -> int:
-        """What stays from call to call, without inputs, which are small."""
+        """Bytes kept from call to call, without inputs, which are small."""
         branches = [captured.branches for captured in self._captures.values()]
         told = sum(told.nbytes for told in branches if told is not None)
         return self.kv.nbytes + self._outputs.nbytes + told
@@ -113,7 +113,7 @@ class StaticRunner:
 
         def forward() -> torch.Tensor:
             captured.replay()
-            self.kv.states.branches = captured.branches  # No Python tells what each replay tells.
+            self.kv.states.branches = captured.branches  # A replay runs no Python to set them.
             queries = shape.rows * shape.width
             return self._outputs[:queries].view(shape.rows, shape.width, -1)
 

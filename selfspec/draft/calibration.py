@@ -113,7 +113,7 @@ class Calibration:
                 self.grid.observe(cell, self._chances[kinds], candidate == token)
 
     def copy(self) -> Calibration:
-        twin = copy.copy(self)  # Of its own class, whatever that was made with.
+        twin = copy.copy(self)  # Subclasses may have other arguments.
         twin._lock, twin._chances = threading.Lock(), _Chances(self._prior)
         with self._lock:
             twin._rates = dict(self._rates)

@@ -26,7 +26,7 @@ class Drafter:
     def __init__(
         self,
         learned: DraftMemory,
-        start: RowStart,  # What it says of learning is taken from `learned`.
+        start: RowStart,  # Its `learns` is replaced by that of `learned`.
         config: SpecConfig,
         sources: Sequence[Source] = (),  # beside what is learned: the call's own and the model's
         *,
@@ -37,7 +37,7 @@ class Drafter:
         self.learned = learned
         self._unopened = [(source, start) for source in (*learned.sources, *sources)]
         self._cursors: list[Cursor] = []
-        self._names: list[str] = []  # Those of the cursors' sources.
+        self._names: list[str] = []  # The cursors' sources.
         self._shape = learned.shape.for_row(start.prompt_ids, learns=learned.learns)
         calibration = learned.calibration
         ranking = Ranking(
@@ -47,7 +47,7 @@ class Drafter:
 
     @property
     def cursors(self) -> list[Cursor]:
-        """Those that have not failed; opened when they are first used."""
+        """The cursors that have not failed; they are opened when this is first asked."""
         unopened, self._unopened = self._unopened, []
         for source, start in unopened:
             try:

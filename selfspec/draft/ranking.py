@@ -42,7 +42,7 @@ class Ranking:
         is_drawn = draws is not None and draws.temperature is not None
         self._draws = draws if is_drawn and grid is not None else None
         self._grid = NoiseGrid() if grid is None else grid
-        self._noise: dict[int, NoiseOf | None] = {}  # By depth, in this step.
+        self._noise: dict[int, NoiseOf | None] = {}  # For each depth of this step.
 
     def can_be_read(self, token: int) -> bool:
         return 0 <= token < self._num_ids and token != self.banned

@@ -65,11 +65,11 @@ class TreeGrower:
         self._ranking = ranking
         self._shape = TreeGrower.best_first if shape is None else shape
         self._pays: Pays | None = None
-        self._score: Score | None = None  # Those of the search that goes on.
+        self._score: Score | None = None  # The score and priority of the tree being grown.
         self._priority: Priority | None = None
         self._waiting: list[_Waiting] = []
         self._ages = itertools.count()
-        self._states: dict[int, States] = {}  # By expanded node.
+        self._states: dict[int, States] = {}  # One entry per expanded node.
 
     def grow(
         self,

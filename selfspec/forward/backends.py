@@ -131,14 +131,14 @@ class TreeBackend:
         following: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
-        rows: Sequence[KVRow] = (),  # Those that get it; new ones by default.
+        rows: Sequence[KVRow] = (),  # The rows that get the KV; by default, new ones.
         others: Sequence[KVRow] = (),
         max_columns: int = ENDLESS,  # How many each row may come to need.
     ) -> Sequence[KVRow]:
         """Takes in the KV of a prompt. If this breaks off, nothing has changed."""
         length, positions = columns_of(cache), following[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
-        # As transformers counts it: a row that is all padding begins after the prompt.
+        # A row that is all padding begins after the prompt, as transformers counts.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
         rows = rows or [KVRow() for _ in starts]
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
@@ -192,7 +192,7 @@ class TreeBackend:
             self._go_on_eagerly("there is no memory for more captured forwards")
         except CaptureFailed as failed:
             self._go_on_eagerly(str(failed))
-            self._captured = None  # It would fail again.
+            self._captured = None  # Captures would fail again.
         self.setting_up = perf_counter() - start
         return None
 

@@ -41,7 +41,7 @@ class ChainBackend:
     setting_up = 0.0
     chains_only = True
     shows_states = True
-    num_columns = column_bytes = 0  # Its rows have no slots.
+    num_columns = column_bytes = 0  # Rows have no slots.
 
     def __init__(
         self,
@@ -55,10 +55,8 @@ class ChainBackend:
         self._takes_number = takes(model, "logits_to_keep")
         self._functions = functions
         self._num_new = 0  # The tokens that were committed since the prompt.
-        self._pending: tuple[int, PendingWrites] = (
-            0,
-            [],
-        )  # The next number.
+        # What `_num_new` becomes, and moves of states.
+        self._pending: tuple[int, PendingWrites] = 0, []
         self._is_open = False  # Was a forward laid out whose path is not known yet?
         self._cache: Any = None
         self._states = States()
@@ -66,7 +64,7 @@ class ChainBackend:
 
     @property
     def kv(self) -> ChainBackend:
-        """What a `TreeKV` is to trees: the stock cache is here."""
+        """Stands where trees have a `TreeKV`; keys and values are in transformers' cache."""
         return self
 
     def admit(

@@ -44,7 +44,7 @@ class Costs:
     """All curves of one model."""
 
     def __init__(self) -> None:
-        # By the number of rows and how forwards are run; then by the shortest text.
+        # Keys: the number of rows and how forwards are run; then the length of the shortest text.
         self.curves: dict[tuple[int, str], dict[int, CostCurve]] = {}
 
     def curve(self, model: PreTrainedModel, backend: Backend, num_rows: int) -> CostCurve:
@@ -71,7 +71,7 @@ def nearest(curves: Mapping[int, CostCurve], num_columns: int) -> CostCurve:
 
 def _query_of(model: PreTrainedModel, backend: Backend) -> float:
     device = device_of(model)
-    # As streaming or accelerate has distributed the parts of a model.
+    # Where streaming or accelerate has put the parts of the model.
     on = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
     if backend.forward_name == "streamed" or len(on) > 1:
         return _QUERY["streamed"]

@@ -100,7 +100,7 @@ def missing_inputs_reason(
     Types of tokens are embedded in each step of GPT-2, while in those of PaliGemma they only say
     which tokens of the prompt stand for an image.
     """
-    if model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
+    if model.config.is_encoder_decoder:  # Chains get what plain steps get.
         return None
     if reason := columns_reason(kv_of(arguments)):
         return reason

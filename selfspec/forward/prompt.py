@@ -86,7 +86,7 @@ def next_positions(
     positions = plain_positions(model, input_ids, arguments)
     if positions is None:
         positions = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
-    # Of several, the last one: Phi-3 reads all again where its rotary factors change.
+    # The last position counts: Phi-3 reads all again where its rotary factors change.
     positions = positions.long()[..., -1:]
     return positions.expand(*positions.shape[:-2], len(input_ids), 1)
 
@@ -206,9 +206,9 @@ def read_prompt(
     if end < plan.num_tokens:
         return None
     arguments = update_arguments(plan.model, dict(plan.arguments), outputs=outputs)
-    if not plan.model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
+    if not plan.model.config.is_encoder_decoder:  # Chains get what plain steps get.
         arguments = only_followed(arguments)
-    hidden, so_far.hidden = so_far.hidden, None  # They go once the prompt is learned.
+    hidden, so_far.hidden = so_far.hidden, None  # Dropped when the prompt was learned.
     prefilled = Prefilled(plan.input_ids, arguments, logits, hidden)
     return prefilled if plan.num_samples == 1 else prefilled.repeated(plan.num_samples)
 

@@ -16,9 +16,9 @@ class KVRow:
     """What a row knows of its keys and values, and where its next token is. A `Row` is one."""
 
     num_columns: int = 0  # that are committed
-    max_columns: int = ENDLESS  # How many it may come to need.
-    start: int = 0  # Its first column that counts.
+    max_columns: int = ENDLESS  # The most that it may need in the end.
+    start: int = 0  # Columns before this are padding.
     position: NDArray[Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
     place: int = 0  # The row of slots that belongs to it.
-    # Of each attention type, the first column that the prompt has left in transformers' layers.
+    # For each attention type, the first column that is left of the prompt in transformers' layers.
     first_columns: dict[str, int] = field(default_factory=dict)

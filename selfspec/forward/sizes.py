@@ -26,7 +26,7 @@ class Size(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What the rows need that are there: slots for all columns before `end`.
+    """What the present rows need: slots for all columns before `end`.
 
     The longest row may come to need `most`; where memory is short, that is `end`. No query sees
     further back than `window` columns (0: it sees all), and the shortest row has `shortest`.
@@ -65,7 +65,7 @@ class Limits(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """For the rows of one call, which come at once; with limits for rows that come and go.
+    """How slots grow. Rows of one call come at once; `limits` are for rows that come and go.
 
     If it `is_fixed`, captured forwards run over the slots, which stay where they are when the rows
     have gone.
@@ -123,7 +123,7 @@ def grown(now: Size, need: Need, limits: Limits | None, more: int) -> Size:
 
 
 def within(now: Size, need: Need, limits: Limits, max_tokens: int) -> Size:
-    """As many rows as there may be tokens for, where all have at once what they may need.
+    """The most rows that `max_tokens` allows, where each at once gets all that it may need.
 
     >>> within(Size(2, 256), Need(2, 200, most=900), Limits(8), max_tokens=2000)
     Size(rows=2, columns=960, first=0)

@@ -119,7 +119,7 @@ class Slots:
         """Lets transformers' layers that were emptied hold some rows' first `length` columns."""
         for member, (index, name) in enumerate(self.members):
             theirs, start, end = layers[index], 0, length - self.first
-            if getattr(theirs, name).numel():  # It was not moved yet.
+            if getattr(theirs, name).numel():  # Not moved yet.
                 continue
             if isinstance(theirs, DynamicSlidingWindowLayer):
                 start = max(end - theirs.sliding_window + 1, 0)

@@ -45,14 +45,14 @@ class TreeKV:
 
     def __init__(self, attention: AttentionTypes, policy: Policy) -> None:
         self.policy = policy
-        self.rows: Sequence[KVRow] = ()  # Those that have places, in their order.
+        self.rows: Sequence[KVRow] = ()  # In the order of their places.
         self.forward = _NO_FORWARD
         self.visible: torch.Tensor | None = None  # (B, P) bool
         self.states = States()
         self.cache = DynamicCache()
         self.cache.layers = layers_for(attention.by_layer, attention.states, self)
         self.attention = attention
-        self._their_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
+        self._their_layers: list[CacheLayerMixin] = []  # The first rows came in these.
         self._members: dict[Format, list[Member]] = {}
         self._parts: list[Slots] = []
         self._generation = 0

@@ -28,7 +28,7 @@ class Fetched(NamedTuple):
     """Tensors that are being copied to the CPU."""
 
     tensors: tuple[torch.Tensor, ...]
-    wait: Callable[[], object] | None = None  # For the copies; None if they are done already.
+    wait: Callable[[], object] | None = None  # Waits for the copies; None: they are done.
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Waits for the tensors, but not for work that was queued after them."""

@@ -56,7 +56,7 @@ def locked(lock: Path, *, max_wait: float = 0.0, mode: int = 0o644) -> Iterator[
 
     try:
         taken = FileLock(lock, timeout=max_wait, mode=mode).acquire()
-    except TimeoutError:  # It is filelock's word for a file that can't be opened, too.
+    except TimeoutError:  # filelock raises it too where it can't open the file.
         lock.open("ab").close()
         raise
     with taken:

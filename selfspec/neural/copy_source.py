@@ -58,7 +58,7 @@ class CopyText:
     def __init__(self, copy: RoundedCopy, kv: TreeKV, count_forward: Callable[[], None]) -> None:
         self._copy, self._kv, self._count_forward = copy, kv, count_forward
         self._last_token: int | None = None  # of the committed text
-        self._indices: dict[Path, int] = {}  # Of the slot of each path's last token.
+        self._indices: dict[Path, int] = {}  # The slot of each path's last token.
 
     def prepare(self, budget: TimeBudget) -> None:
         """The model has read the prompt."""

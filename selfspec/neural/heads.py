@@ -98,8 +98,8 @@ class HeadCursor(Cursor):
         self._source, self._budget = source, budget
         self._has_begun = False
         self._token: int | None = None
-        self._chain: list[Likely] = []  # What was named in this step.
-        self._seconds: float | None = None  # Those of this step; None if they were not asked.
+        self._chain: list[Likely] = []  # The tokens named in this step.
+        self._seconds: float | None = None  # Taken in this step; None if the heads were not asked.
 
     @property
     def wants_states(self) -> bool:  # type: ignore[override]
@@ -185,7 +185,7 @@ class HeadText:
         self._end = len(ids) - num  # The place of the last token, which the model has not read.
         self._states = weight.new_empty(0, heads.config.hidden_size)  # (N, D), to be read
         self._next: list[int] = []  # The tokens after them, all or all but the last one.
-        self._places: list[int] = []  # Those of these tokens.
+        self._places: list[int] = []  # The places of these tokens.
         if states is not None and num:
             self.learn(ids[-num:], range(num), states[-num:])
 

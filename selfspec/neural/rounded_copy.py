@@ -159,7 +159,7 @@ def _is_streamed(weight: nn.Parameter) -> bool:
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    """Those of the decoder, and the head: what reads images stays as it is."""
+    """The linear layers of the decoder and the head; parts that read images are not rounded."""
     parts = dict.fromkeys([*model.get_decoder().modules(), model.get_output_embeddings()])
     return filter(can_be_rounded, parts)
 

@@ -31,7 +31,7 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower, TreePlace
 from selfspec.errors import ConfigError
 
-Ranks = tuple[int, ...]  # Those that lead to a node: (0, 2) is the third candidate of the first.
+Ranks = tuple[int, ...]  # The path to a node: (0, 2) is the third candidate after the first one.
 # The rates of the candidates after a node, by rank; none where a tree may not be deeper.
 Rates = Callable[[Ranks], Sequence[float]]
 

@@ -66,8 +66,8 @@ class Branches(Shape):
         self._gram_length, self._fills = min(gram_length, length), fills
         self.num_nodes = num_branches * length
         self.tokens: list[list[int]] = []
-        self._nodes: list[list[int]] = []  # Of each branch in the tree that is being verified.
-        self._caches: list[ContextCacheCursor] = []  # Those of the row.
+        self._nodes: list[list[int]] = []  # Each branch's nodes in the tree being verified.
+        self._caches: list[ContextCacheCursor] = []  # The row's caches.
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
@@ -182,7 +182,7 @@ class CorpusCache(Source):
         for length in range(1, max_prefix + 1):
             grams = np.lib.stride_tricks.sliding_window_view(corpus, length + 1)
             grams, counts = np.unique(grams[(grams >= 0).all(axis=1)], axis=0, return_counts=True)
-            # Of equally frequent phrases that with the smaller id comes first.
+            # Where two phrases are equally frequent, the one with the smaller id comes first.
             order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts >= min_count)]
             for *prefix, token in grams[order].tolist():
                 following = self._next_tokens.setdefault(tuple(prefix), [])

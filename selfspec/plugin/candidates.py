@@ -150,6 +150,6 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
 
 def _last_pairs(input_ids: torch.Tensor, length: int) -> NDArray[np.int64]:
     """(B * length, 2): the last two tokens at each of the last columns; -1 means none."""
-    # Of a prompt that came as embeddings there are no ids before its first new token.
+    # A prompt that came as embeddings has no ids, so none come before its first new token.
     ids = np.pad(input_ids.cpu().numpy(), [(0, 0), (2, 0)], constant_values=-1)
     return np.stack([ids[:, -length - 1 : -1], ids[:, -length:]], axis=-1).reshape(-1, 2)

@@ -105,7 +105,7 @@ def load(
         bits = _checked_bits(weights)
         wanted = torch.float32 if wanted == "auto" else wanted
     if max_memory is not None:
-        AutoConfig.from_pretrained(source)  # It says what is wrong with a name.
+        AutoConfig.from_pretrained(source)  # Raises a clear error for a wrong name.
         model = load_within(
             source,
             max_memory,

@@ -121,7 +121,7 @@ def loop_for(
     if tokenizer is not None:
         prediction = as_ids(prediction, tokenizer)
         if strings := call.setting("stop_strings"):
-            ready["stop_strings"] = None  # As a keyword it overrides all configs.
+            ready["stop_strings"] = None  # This keyword overrides the strings of all configs.
             criteria = list(ready.get("stopping_criteria") or ())
             if not any(type(criterion) is StopStringCriteria for criterion in criteria):
                 criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))

@@ -76,7 +76,7 @@ def refuse_prepared(
     model_kwargs: Mapping[str, Any],
 ) -> None:
     """Refuses what `generate()` has made of a call, where only that shows it."""
-    if overrides_generate(model):  # It may have asked for something else than its caller did.
+    if overrides_generate(model):  # Its generate() may change what is asked for.
         call = CallArguments(model, vars(generation_config))
         if reason := reason_for(Consequence.REFUSED, call):
             raise UnsupportedError(reason)

@@ -170,7 +170,7 @@ class SelfSpec:
         """Counts a call that has ended, warns if it was not drafted for, and saves."""
         self.count(prompt)
         self.warn(prompt.model, prompt.stats)
-        if prompt.streamer is not None:  # Its reader finds the statistics of this call.
+        if prompt.streamer is not None:  # Its reader may ask for statistics now.
             prompt.streamer.end()
         self._learned.save_if_due()
 

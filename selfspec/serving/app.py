@@ -165,7 +165,7 @@ class _Routes:
         return answer
 
     async def tokenize(self, request: Request) -> Any:
-        """As vLLM's. Takes what chats and completions take."""
+        """As vLLM's `/tokenize`: the body is that of a chat or of a completion."""
         with ExitStack() as until_over:
             body, _ = await self._read(request, until_over)
             fields = checked(Chat if "messages" in body else Completion, body)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from selfspec.batch import Answer
+from selfspec.batch.answers import Answer, OnTokens
 from selfspec.batch.prompt_maker import PromptInputs
 from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
@@ -20,10 +20,8 @@ from selfspec.serving.schema import Chat, Completion, TextRequest
 from selfspec.serving.settings import Settings
 from selfspec.serving.translator import PromptTranslator
 
-# Gets the next tokens of a text; returns pieces to be sent now, if there are any.
-Heard = Callable[[Sequence[int]], list[Piece]]
 # Prepares a prompt, with a seed and the arguments of `generate()`.
-Prepare = Callable[[PromptInputs, int, dict[str, Any], Hashable, Heard], Prompt]
+Prepare = Callable[[PromptInputs, int, dict[str, Any], Hashable, OnTokens], Prompt]
 
 
 def choices_of(
@@ -43,7 +41,7 @@ def choices_of(
         for number in range(num_samples):
             reply = ReplyDecoder(len(choices), tokenizer, settings)
             criteria = {"stopping_criteria": [reply]} if reply.is_criterion else {}
-            prompt = prepare(ids, seed + number, {**arguments, **criteria}, scope, reply.hear)
+            prompt = prepare(ids, seed + number, {**arguments, **criteria}, scope, reply.on_tokens)
             reply.begin(prompt, inputs if echoes else "")
             choices.append((prompt, reply))
     return choices
@@ -52,7 +50,7 @@ def choices_of(
 class Exchange:
     """A request from its fields to the pieces of its answers. Has its places in the line.
 
-    `hold` hears how many bytes it has.
+    `hold` is called with the number of bytes that it has.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Exchange:
         self._indices, self._queue = model.enter(request.n * len(request.prompts))
         self._prompts: list[Prompt] = []
         self._replies: list[ReplyDecoder] = []
-        self._answers: dict[int, Answer] = {}  # Those that are complete, by choice.
+        self._answers: dict[int, Answer] = {}  # Complete answers, by choice.
 
     def close(self) -> None:
         """Gives up the places. Texts that are not complete are dropped within a step."""
@@ -96,7 +94,7 @@ class Exchange:
                 raise event
             if isinstance(event, Answer):
                 if event.error is not None:
-                    raise self._told(event.error)
+                    raise self._request_error(event.error)
                 choice = index - self._indices[0]
                 self._answers[choice] = event
                 event = self._replies[choice].end(event)
@@ -121,11 +119,11 @@ class Exchange:
             choices = choices_of(request, request.prompts, translator, prepare, seed)
             self._prompts, self._replies = [list(part) for part in zip(*choices, strict=True)]
         except SelfSpecError as error:
-            raise self._told(error) from error
+            raise self._request_error(error) from error
         except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.
-            raise self._told(UnsupportedError(str(error))) from error
+            raise self._request_error(UnsupportedError(str(error))) from error
         self._hold(sum(sizes))
 
-    def _told(self, error: Exception) -> RequestError:
+    def _request_error(self, error: Exception) -> RequestError:
         about_schema = "schema" in str(error)
         return RequestError.of(error, field=self._schema_field if about_schema else None)

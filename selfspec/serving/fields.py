@@ -48,7 +48,7 @@ class Fields(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    ignored: ClassVar[frozenset[str]] = frozenset()  # They are no fault, and change nothing.
+    ignored: ClassVar[frozenset[str]] = frozenset()  # Fields that are accepted and change nothing.
 
     @model_validator(mode="before")
     @classmethod
@@ -69,8 +69,8 @@ Known = TypeVar("Known", bound=BaseModel)
 def checked(model: type[Known], value: dict[str, Any]) -> Known:
     """The fields, checked. The error names the first wrong field, its rule and its value.
 
-    The rule is in pydantic's words. Where a field may have several forms, pydantic has an error for
-    every form, and the one whose form is right says deeper inside which part is wrong.
+    The rule is in pydantic's words. If a field may have several forms, pydantic gives an error for
+    each. The most nested one is of the form that was meant, and is the one that is told.
     """
     try:
         return model.model_validate(value)

@@ -26,9 +26,9 @@ from selfspec.session import ReadingPace, Session
 
 _log = logging.getLogger("selfspec")
 
-Event = Any  # What is told of new tokens of a text, or its complete `Answer`.
-# With the index of the text. An error is for all texts, as where the server is being stopped.
-Heard = tuple[int, Event | RequestError]
+# What came of the new tokens of a text, or its complete `Answer`, with its index. An error is for
+# all texts, as where the server is being stopped.
+Event = tuple[int, Any]
 
 
 def _stopping() -> RequestError:
@@ -55,11 +55,11 @@ class ModelThread:
         self.model = model
         self.spec = spec
         self.max_memory = max_memory
-        self.is_stopping = False  # Then new requests are refused.
+        self.is_stopping = False  # True: new requests are refused.
         self._max_texts = max_rows + max_waiting
         self._indices = count()
         # By the index of a text: what hands its events to the event loop of its client.
-        self._clients: dict[int, Callable[[Heard], object]] = {}
+        self._clients: dict[int, Callable[[Event], object]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.maker = PromptMaker(model, tokenizer, spec)
         self.session = Session(
@@ -82,7 +82,7 @@ class ModelThread:
         self._thread.start()
         self._is_open.result()
 
-    def enter(self, number: int) -> tuple[list[int], asyncio.Queue[Heard]]:
+    def enter(self, number: int) -> tuple[list[int], asyncio.Queue[Event]]:
         """Gives the texts of a request their places in the line, or refuses them.
 
         Returns their indices, and what gets their events. Nothing later checks whether there are
@@ -93,7 +93,7 @@ class ModelThread:
         if len(self._clients) + number > self._max_texts:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
-        queue: asyncio.Queue[Heard] = asyncio.Queue()
+        queue: asyncio.Queue[Event] = asyncio.Queue()
         soon = asyncio.get_running_loop().call_soon_threadsafe
         indices = list(islice(self._indices, number))
         self._clients |= dict.fromkeys(indices, lambda event: soon(queue.put_nowait, event))
@@ -106,16 +106,16 @@ class ModelThread:
         seed: int,
         arguments: Any,
         scope: Hashable,
-        heard: Callable[[Sequence[int]], Event],
+        decode: Callable[[Sequence[int]], Any],
     ) -> Prompt:
         """A prompt for `add`; any thread may ask. Refuses what can never be answered.
 
-        `heard` makes an event of new tokens, or nothing, in the thread of the model.
+        `decode` makes of new tokens what the client gets, or nothing, in the thread of the model.
         """
 
         def on_tokens(ids: Sequence[int]) -> bool:
-            if event := heard(ids):
-                self._tell(index, event)
+            if pieces := decode(ids):
+                self._send(index, pieces)
             return index in self._clients
 
         prompt = self.maker.prompt(index, inputs, seed, arguments, scope, on_tokens)
@@ -132,8 +132,8 @@ class ModelThread:
 
     def break_off(self) -> None:
         self.is_stopping = True
-        for index, tell in list(self._clients.items()):
-            tell((index, _stopping()))
+        for index, send in list(self._clients.items()):
+            send((index, _stopping()))
             self.forget(index)
 
     def join(self, timeout: float | None = None) -> None:
@@ -168,11 +168,11 @@ class ModelThread:
             for answer in map(Answer.to, self.session.step()):  # Replies have the texts.
                 if answer.error is not None and not isinstance(answer.error, SelfSpecError):
                     _log.error("an answer broke off", exc_info=answer.error)
-                self._tell(answer.index, answer)
+                self._send(answer.index, answer)
 
-    def _tell(self, index: int, event: Event) -> None:
-        """Hands an event to the client. An answer is its last one."""
+    def _send(self, index: int, value: Any) -> None:
+        """Hands something to the client of a text. An answer is the last that it gets."""
         clients = self._clients
-        tell = clients.pop(index, None) if isinstance(event, Answer) else clients.get(index)
-        if tell is not None:
-            tell((index, event))
+        send = clients.pop(index, None) if isinstance(value, Answer) else clients.get(index)
+        if send is not None:
+            send((index, value))

@@ -112,7 +112,7 @@ def entries_of(scores: Sequence[TokenScore], *, no_bytes: object) -> list[dict[s
 
 def _of_completion(scores: Sequence[TokenScore]) -> dict[str, Any]:
     """The log probabilities of a completion; a token is among its likeliest, as in vLLM."""
-    # Of tokens with the same text, the likeliest one counts, which is the last one here.
+    # Where tokens have the same text, the likeliest counts: it is written last.
     tops = [(score, *score.top[::-1]) if score.logprob is not None else () for score in scores]
     texts = [score.text for score in scores]
     return {

@@ -55,7 +55,7 @@ class ReplyDecoder:
     special tokens only those that belong to calls or are stop strings have a text.
 
     A reply with stop strings is also the stopping criterion of its text. Then the criterion decodes
-    the tokens, and `hear`, which may be told of a token before or after it, does not. A whole reply
+    the tokens, and `on_tokens`, which may get a token before or after it, does not. A whole reply
     that has neither stop strings nor tools is decoded at its end, all at once.
     """
 
@@ -95,7 +95,7 @@ class ReplyDecoder:
         self._decode([int(input_ids[0, -1])])
         return torch.tensor([self._is_stopped], device=input_ids.device)
 
-    def hear(self, ids: Sequence[int]) -> list[Piece]:
+    def on_tokens(self, ids: Sequence[int]) -> list[Piece]:
         """Takes the next tokens; returns what is to be sent now, which in a whole reply is none."""
         self.first_at = self.first_at or perf_counter()
         if self._waits_for_end:
@@ -115,7 +115,7 @@ class ReplyDecoder:
         reader = self._reader
         self._decode(answer.ids[self._num_decoded :])  # Criteria don't see a text's last token.
         self._show(self._stream.rest())
-        head = "" if reader is None else reader.end()  # It may be the beginning of a call.
+        head = "" if reader is None else reader.end()  # A call may have begun.
         if self._calls_only:
             self._parts.append(self._stops.rest() + head)
         else:

@@ -46,7 +46,7 @@ class ResponseForm:
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # Is the last item being written?
         self._num_events = 0
-        self._scores: list[TokenScore] = []  # Of tokens whose text has not come yet.
+        self._scores: list[TokenScore] = []  # Scores of tokens whose text has not come yet.
         self._finish_reason: str | None = None
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ class ResponseForm:
         self._scores = []
         part["text"] += text
         part["logprobs"] += scores
-        told = {"content_index": 0, "delta": text, "logprobs": scores}
-        yield self._of_item("output_text.delta", **told)
+        fields = {"content_index": 0, "delta": text, "logprobs": scores}
+        yield self._of_item("output_text.delta", **fields)
 
     def _call(self, part: dict[str, Any]) -> Iterator[bytes]:
         function = part["function"]
@@ -129,24 +129,24 @@ class ResponseForm:
         item["status"], self._is_open = status, False
         if item["type"] == "message":
             (part,) = item["content"]
-            told = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
-            yield self._of_item("output_text.done", **told)
+            fields = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+            yield self._of_item("output_text.done", **fields)
             yield self._of_item("content_part.done", content_index=0, part=part)
         else:
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._of_item("function_call_arguments.done", **told)
+            fields = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("function_call_arguments.done", **fields)
         yield self._of_item("output_item.done", item=item)
 
-    def _of_item(self, name: str, /, **told: object) -> bytes:
+    def _of_item(self, name: str, /, **fields: object) -> bytes:
         about = {"output_index": len(self._items) - 1}
-        if "item" not in told:
+        if "item" not in fields:
             about |= {"item_id": self._items[-1]["id"]}
-        return self._event(f"response.{name}", **about, **told)
+        return self._event(f"response.{name}", **about, **fields)
 
-    def _event(self, name: str, /, **told: object) -> bytes:
+    def _event(self, name: str, /, **fields: object) -> bytes:
         about = {"type": name, "sequence_number": self._num_events}
         self._num_events += 1
-        return f"event: {name}\n".encode() + event({**about, **told})
+        return f"event: {name}\n".encode() + event({**about, **fields})
 
 
 def _id(prefix: str) -> str:

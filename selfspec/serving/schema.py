@@ -93,7 +93,7 @@ class Chat(TextRequest):
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
-        from selfspec.compat.templates import template_variables  # It brings transformers along.
+        from selfspec.compat.templates import template_variables  # Imports transformers.
 
         variables = self.chat_template_kwargs or {}
         if taken := {*variables} & {"messages", *signature(owner.apply_chat_template).parameters}:

@@ -80,14 +80,14 @@ class PromptTranslator:
 
     def _grammar(self, chat: Chat) -> str:
         """What an answer must be that may call tools."""
-        from selfspec.batch.call_forms import grammar_of  # It brings torch along.
+        from selfspec.batch.call_forms import grammar_of  # Imports torch.
 
         functions = {tool.function.name: tool.function.parameters for tool in chat.callable_tools}
         is_single = chat.parallel_tool_calls is False
         return grammar_of(functions, self.tokenizer, must_call=chat.must_call, is_single=is_single)
 
     def encoded(self, prompt: Any, settings: Settings) -> Encoded:
-        from selfspec.batch.prompts import inputs_of  # It brings torch along.
+        from selfspec.batch.prompts import inputs_of  # Imports torch.
 
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = settings.spelled("messages") if is_chat else "prompt"

@@ -54,7 +54,7 @@ def open_engine(
         prompt.stats.disable(prompt.route.support.reason)  # Chains have a reason, trees have none.
         opened = runner.backend(look, prompt.route.support)
     amount = runner.config.kept_kv
-    # Whoever has the engine alone shares with no text that is being written.
+    # A prompt that is alone in the engine has no other text to share with, except kept ones.
     shares = amount != 0 and (keeps_kv or amount is not None or prompt is None)
     with opened as backend:
         engine = spec.engine(runner, backend, prompt, runner.kept_kv(look) if shares else None)

@@ -48,7 +48,7 @@ class Waiting:
 
     def __init__(self, scheduler: Scheduler | None = None) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
-        self._line: list[tuple[float, Prompt]] = []  # By turns.
+        self._line: list[tuple[float, Prompt]] = []  # Sorted by turn.
 
     def __len__(self) -> int:
         return len(self._line)

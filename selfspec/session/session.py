@@ -62,12 +62,12 @@ class Session:
         self._pace = pace or WholePrompts()
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler)
-        self._reading: Prompt | None = None  # Its place among the rows is kept for it.
+        self._reading: Prompt | None = None  # A place among the rows is kept for it.
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
         self._opened = ExitStack()  # What the engine runs its forwards on.
-        self._ended: list[Prompt] = []  # They are counted at the end of a step,
-        self._complete: list[Prompt] = []  # and these are returned.
+        self._ended: list[Prompt] = []  # Counted at the end of a step,
+        self._complete: list[Prompt] = []  # and then returned.
 
     @property
     def num_wanted(self) -> int:

@@ -28,7 +28,7 @@ class _Scratch(threading.local):
         """This thread's buffer in a shape; it overwrites what the last call returned."""
         size = torch.Size(shape).numel()
         if self._buffer is None or len(self._buffer) < size:
-            with torch.inference_mode(False):  # Then both modes may write to it.
+            with torch.inference_mode(False):  # So both modes may write to it.
                 self._buffer = torch.empty(
                     max(size, 2 * _NUM_AT_A_TIME), dtype=torch.float32, device="cpu"
                 )

@@ -46,7 +46,7 @@ class NoiseTape:
         self._generator = generator
         self._reached = [0.0] * num_rows  # The index of the next token of every row.
         self._num_drawn = 0
-        self._noise: dict[int, Noise] = {}  # By index, the one that was read last at the end.
+        self._noise: dict[int, Noise] = {}  # By index; last read, last here.
         self._like: torch.Tensor | None = None  # Has the shape and dtype of scores.
         self._farthest = 0  # Noise is peeked for this many tokens; only after the first one.
         self._peeked: list[_Peeked] = []  # The noise after the last that was drawn.
@@ -160,6 +160,6 @@ class RowDraws(Draws):
             return None
         noise_of, pairs = noise.of(self._row), zip(few.tokens, few.weights, strict=True)
         ratios = {token: weight / max(noise_of(token), _TINY) for token, weight in pairs}
-        if few.rest is not None:  # Of others, those win that have next to no noise.
+        if few.rest is not None:  # Tokens not listed here win where their noise is close to 0.
             ratios |= rivals(few, max(ratios.values()), noise, self._row)
         return sorted(ratios.items(), key=lambda pair: -pair[1])

@@ -34,7 +34,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Fingerprint:
-        """That of a strided tensor that has values."""
+        """The fingerprint of a strided tensor that has values."""
         layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         sums = _word_sums(_matrix_of(tensor)).cpu().numpy().tobytes()
         return cls(tensor.data_ptr(), num_writes(tensor), layout, sums)
@@ -54,7 +54,7 @@ def _fingerprint(tensor: torch.Tensor) -> Hashable:
     if isinstance(tensor, HeldWeight):  # Nobody can write to it, unless it is given back.
         return _number_of(getattr(tensor, "packed", None) or tensor)
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    if not is_plain or tensor.is_meta or not tensor.numel():  # Such as one in 4 bits.
+    if not is_plain or tensor.is_meta or not tensor.numel():  # Such as a weight in 4 bits.
         return _address_of(tensor), num_writes(tensor)
     return Fingerprint.of(tensor)
 

@@ -91,7 +91,7 @@ class _Float16:
 
     def unpacked(self) -> torch.Tensor:
         parts = [float16_unpacked(part).mul_(self._unscale) for part in self._parts]
-        with torch.autocast("cpu", enabled=False):  # It refuses to join tensors of half precision.
+        with torch.autocast("cpu", enabled=False):  # It can't join tensors of half precision.
             return torch.cat([part.to(self._dtype) for part in parts])
 
 
@@ -129,7 +129,7 @@ def _split(weight: torch.Tensor) -> Sequence[torch.Tensor]:
 def _factor_for(weight: torch.Tensor) -> float:
     """The power of two that brings the largest weight between 2^14 and 2^15; 1 for float16.
 
-    0 if a weight is not finite, in whose place FBGEMM would put its largest number.
+    0 if a weight is not finite: FBGEMM would put its largest number in place of it.
     """
     largest = float(weight.abs().max())
     if not math.isfinite(largest):

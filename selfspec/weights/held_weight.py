@@ -89,7 +89,7 @@ class PackedWeight(HeldWeight):
     """
 
     packed: PackedMatrix | None  # None once it was given back.
-    like: tuple[torch.dtype, int]  # Its dtype and its columns. To ask torch for them takes longer.
+    like: tuple[torch.dtype, int]  # The dtype and the columns; torch is slow to say them.
 
     @classmethod
     def of(

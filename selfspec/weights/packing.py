@@ -90,7 +90,7 @@ def pack(model: nn.Module, refusal: str | None = None, *, may_copy: bool = True)
         num_packed = 0
         for part in _in_parts(weights):
             num_packed += _pack_part(part, times.packer, of_embeddings, refusal)
-            return_freed_memory()  # Else a part of what was freed is held as long as the process.
+            return_freed_memory()  # The allocator would keep a part of it as long as the process.
     return None if num_packed else "its weights don't come back bit by bit from a packed format"
 
 

@@ -1,4 +1,4 @@
-"""What products with a model's weights take, as they are and packed: a few of them, timed.
+"""How long products with a model's weights take, plain and packed: a few are timed.
 
 Knows weights and formats; not when to time, nor what follows.
 """
@@ -41,7 +41,7 @@ class ProductTimes(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the time of steps, what is left with packed layers where these are faster."""
+        """The share of steps' time that is left if layers are packed where that is faster."""
         shares = [min(self.packed[index] / self.plain[index], 1.0) for index in (0, 1)]
         return sum(shares) / 2
 
@@ -75,7 +75,7 @@ def _times_of(packer: Packer, sample: Sequence[torch.Tensor]) -> ProductTimes:
         number = sum(weight.numel() for weight in part)
         for _ in range(_ROUNDS):
             plain[index] = min(plain[index], _seconds(as_they_are, inputs) / number)
-            if None not in matrices:  # As where a weight is not finite.
+            if None not in matrices:  # None: a weight that is not finite can't be packed.
                 seconds = _seconds(matrices[: len(part)], inputs)
                 packed[index] = min(packed[index], seconds / number)
     return ProductTimes(packer, plain, packed)

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-import selfspec
 from selfspec.ability import chain_trials
 from selfspec.ability import probe as probe_module
 from selfspec.ability.look import look_at
@@ -26,11 +25,9 @@ from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
 from selfspec.compat.states import state_functions
-from selfspec.config import SpecConfig
 from selfspec.forward.layout import Window
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.runner import ModelRunner
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import new_model, tiny_model
 from tests.lossless.same import slow
 
 SMALL = {
@@ -108,13 +105,6 @@ def test_states_may_be_kept_beside_parts_that_are_compiled(path: str) -> None:
     model = new_model("lfm2")
     model.get_submodule(path).compile(backend="eager")
     assert probe(model).mode == "tree"
-
-
-def test_a_wrapped_part_that_keeps_states_is_named() -> None:
-    model = new_model("lfm2")
-    model.model = torch.compile(model.model, backend="eager")
-    support = ModelRunner(model, SpecConfig()).support()
-    assert "torch.compile runs layers that keep running states" in str(support.reason)
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"])
@@ -383,15 +373,6 @@ def test_probing_leaves_no_trace():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.training
-
-
-def test_dropout_is_decoded_plainly_with_stocks_draws():
-    model = selfspec.attach(in_training("sdpa"))
-    texts = []
-    for extra in ({}, {"assistant": selfspec.SelfSpec()}):
-        torch.manual_seed(0)
-        texts.append(model.generate(**prompt(), do_sample=True, max_new_tokens=20, **extra))
-    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen3-next", "bloom", "paligemma"])

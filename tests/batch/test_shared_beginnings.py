@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
 from selfspec.forward import backends
@@ -16,7 +15,7 @@ from selfspec.forward.columns import TextKV
 from selfspec.forward.states.slots import States
 from selfspec.forward.tree_kv import TreeKV
 from tests.batch.test_session import SETTINGS, FixedPace
-from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer, with_lora
 from tests.lossless.same import some
 from tests.lossless.seeing import prompt_with_image, seeing_model
 from tests.recorder import use_recorders
@@ -387,19 +386,11 @@ def test_images_are_read_with_their_prompts() -> None:
     assert session.kept_kv_bytes == 0
 
 
-def lora() -> PeftModel:
-    target = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "r": 4}
-    torch.manual_seed(11)
-    model = get_peft_model(new_model(), LoraConfig(task_type="CAUSAL_LM", **target), "one").eval()
-    model.add_adapter("two", LoraConfig(task_type="CAUSAL_LM", **target))
-    return model.eval()
-
-
 @pytest.mark.parametrize("seed", some(range(6)))
 @pytest.mark.filterwarnings("ignore")  # peft reads a name that transformers has deprecated.
 def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
     """What was read with others is of no use, not even where they come back."""
-    dice, model = random.Random(seed), lora()
+    dice, model = random.Random(seed), with_lora(new_model(), "one", "two")
     session = TextSession(model, tiny_tokenizer(), wild(), **{**KEEPS, "max_rows": 2})
     inner = model.get_base_model()
     head = inner.model.layers[0].mlp.up_proj.weight

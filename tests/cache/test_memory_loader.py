@@ -108,16 +108,3 @@ class TestVocabulary:
         with pytest.raises(VocabularyError):
             narrow.generate(**inputs, assistant=spec, max_new_tokens=4)
         write(spec)  # and stays of use for others
-
-
-def test_what_is_forgotten_while_it_is_saved_breaks_nothing(learned, tmp_path, monkeypatch):
-    known = learned.learned(VOCAB)
-    tables = known.tables()
-
-    def forgotten():
-        learned.forget()
-        return tables
-
-    monkeypatch.setattr(known, "tables", forgotten)
-    learned.save_pretrained(tmp_path / "cache", tokenizer=TOKENIZER)
-    assert load_cache(tmp_path / "cache.safetensors").tables

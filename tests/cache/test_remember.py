@@ -239,16 +239,6 @@ class TestTrouble:
         gc.collect()
         assert not path.with_suffix(".safetensors").exists()
 
-    def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
-        monkeypatch.setattr(memory_loader, "_MAX_WAIT", 0.0)
-        spec = new_spec(path)
-        write(spec)
-        with (
-            filelock.FileLock(tmp_path / "mine.safetensors.lock"),
-            pytest.raises(CacheError, match="could not be acquired"),
-        ):
-            spec.save_learned()
-
     def test_no_call_waits_for_another_process_that_saves(self, path, tmp_path, caplog, always):
         """Its lock is a matter of later; the text goes on, and nothing is warned of."""
         spec = new_spec(path)
@@ -362,20 +352,6 @@ def test_what_was_saved_while_it_was_written_gives_way_to_the_whole(path):
     assert beginnings == [[*text[:8], -1]]
     spec.save_learned()
     assert load_cache(path).answers.tolist() == [*text, -1]
-
-
-def test_a_cache_of_what_was_learned_holds_answers(path):
-    spec = SelfSpec(max_nodes=8, budget="fixed")
-    text = write(spec)
-    assert spec._learned.contents(TOKENIZER, None).answers.tolist() == [*text[0][-24:], -1]
-    remembering = new_spec(path.with_name("memory"), budget="fixed")
-    write(remembering)
-    known = remembering._learned.contents(None, None)  # It knows whose tokens these are.
-    assert known.answers.tolist() == [*text[0][-24:], -1]
-    spec.save_pretrained(path, tokenizer=TOKENIZER)
-    loaded = SelfSpec.from_pretrained(path, max_nodes=8, budget="fixed")
-    assert write(loaded) == text
-    assert loaded.stats.tokens_per_step > 3
 
 
 def test_answers_are_joined_without_those_that_begin_others_and_bounded(monkeypatch):

@@ -11,8 +11,6 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     Cache,
     DynamicCache,
     DynamicLayer,
@@ -50,8 +48,7 @@ HERE = Path(__file__)
 
 
 def test_an_encoder_decoder_has_an_encoder_and_a_kv_of_two_parts():
-    config = BartConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1)
-    model = BartForConditionalGeneration(config)
+    model = new_model("bart")
     assert modules.encoder_of(model) is model.model.encoder
     assert modules.encoder_of(tiny_model()) is None
 
@@ -419,13 +416,6 @@ def test_what_moves_a_module_is_called_by_its_name():
     assert seen == [1]
 
 
-def test_several_processes_are_seen():
-    model = new_model()
-    assert not modules.is_parallel(model)
-    model._device_mesh = object()
-    assert modules.is_parallel(model)
-
-
 def test_accelerates_hooks_are_seen():
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
@@ -503,11 +493,6 @@ def test_what_torch_transforms_is_told_apart():
     assert not kernels.is_traced()
 
 
-def test_what_a_processor_calculates_in_is_known():
-    assert kernels.calculates_in_half("bf16") in (True, False)
-    assert kernels.calculates_in_half("no-such-precision")
-
-
 def test_memory_that_runs_out_on_a_cpu_is_known():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 58)
@@ -517,10 +502,6 @@ def test_memory_that_runs_out_on_a_cpu_is_known():
 
 
 # --- checkpoints
-
-
-def test_weights_that_keep_float32_are_named():
-    assert checkpoints.names_in_float32(tiny_model()) == []
 
 
 def test_names_are_translated():

@@ -62,20 +62,6 @@ def test_a_fixed_budget_takes_all_that_is_allowed():
     assert len(tree) == 2
 
 
-def test_drafting_rests_where_it_brings_nothing_and_comes_back():
-    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.5}))
-
-    def looks(num_accepted: int) -> bool:
-        step = budget.step(8)
-        looked = step.max_nodes > 1
-        took = StepTime(8, 0.1, 1.5) if looked else StepTime(1, 0.0, 1.0)
-        step.observe(took, [record(num_accepted * looked)])
-        return looked
-
-    assert sum([looks(0) for _ in range(100)][-50:]) < 10
-    assert sum([looks(3) for _ in range(100)][-50:]) > 45
-
-
 def test_one_drafting_that_was_held_up_does_not_forbid_the_next_ones():
     budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.5}))
     for drafting in (0.5, 100.0, 0.5, 0.5, 100.0, 0.5):
@@ -85,13 +71,6 @@ def test_one_drafting_that_was_held_up_does_not_forbid_the_next_ones():
     for _ in range(3):  # Drafting that stays slow is charged.
         budget.step(8).observe(StepTime(8, 100.0, 1.5), [record(2)])
     assert budget.step(8).max_nodes == 1
-
-
-def test_a_row_alone_stops_growing_where_nothing_wider_pays():
-    search = MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(8).search()
-    assert search is not None
-    assert not search(DraftTree.of_root(1), 0.1)
-    assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(1).search() is None
 
 
 def test_what_was_decided_is_said_in_a_line():

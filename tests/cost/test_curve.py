@@ -76,21 +76,6 @@ def feed(curve: CostCurve, steps: list[tuple[int, float]], times: int) -> None:
             curve.refine(width, seconds)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_times_that_can_not_be_are_ignored(seconds):
-    curve = CostCurve(TYPICAL)
-    feed(curve, [(8, seconds)], times=100)
-    assert curve.table(64) == CostCurve(TYPICAL).table(64)
-
-
-def test_what_slows_one_width_is_learned_there_and_nowhere_else():
-    curve = CostCurve(TYPICAL)
-    feed(curve, [(8, 1.5)], times=60)
-    assert curve.seconds(8) == pytest.approx(1.5, rel=0.02)
-    assert curve.seconds(1) == 1.0
-    assert curve.seconds(4) == pytest.approx(TYPICAL[4])
-
-
 @pytest.mark.parametrize("new_curve", [lambda: CostCurve(TYPICAL), lambda: CostCurve.unknown(0.2)])
 def test_noise_and_a_tenth_of_wild_steps_leave_the_median(new_curve):
     curve, rng = new_curve(), random.Random(5)
@@ -101,12 +86,6 @@ def test_noise_and_a_tenth_of_wild_steps_leave_the_median(new_curve):
     for width in (1, 4, 8, 16):
         assert curve.seconds(width) == pytest.approx(TYPICAL[width], rel=0.1)
         assert curve.relative(width) == pytest.approx(TYPICAL[width], rel=0.1)
-
-
-def test_a_width_takes_no_longer_than_a_wider_one():
-    curve = CostCurve({1: 1.0, 8: 1.4, 12: 1.2})
-    feed(curve, [(1, 1.0), (8, 1.4), (12, 1.2)], times=200)
-    assert curve.seconds(8) == curve.seconds(12) == pytest.approx(1.2, rel=0.02)
 
 
 def test_each_step_belongs_to_the_width_that_it_costs_as_much_as():
@@ -230,23 +209,3 @@ def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_step():
     later = fed(later, (1, 0.10))  # On a machine that is busy now.
     assert later.knows_plain
     assert later.seconds(4) == pytest.approx(0.16, rel=0.05)
-
-
-def test_other_threads_may_read_while_points_are_added():
-    curve, is_over, failures = CostCurve.unknown(0.1), threading.Event(), []
-
-    def read() -> None:
-        try:
-            while not is_over.is_set():
-                assert curve.widest_within(1e9, 64) >= 1
-                assert curve.widths
-        except Exception as error:
-            failures.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for doublings in 10 * list(range(12)):
-        curve.refine(1 << doublings, 0.01)
-    is_over.set()
-    reader.join()
-    assert failures == []

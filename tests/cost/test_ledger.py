@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from selfspec.cost import CostCurve, MeasuredBudget, StepTime
@@ -79,12 +77,6 @@ def overhead(widths: list[int], cost: float) -> float:
     return sum(cost * (width - 1) for width in widths)
 
 
-def test_plain_steps_are_timed_first_and_then_the_width_is_four():
-    widths = steps(MeasuredBudget(CostCurve.unknown(0.01)), 3, 0.001)
-    assert widths[:2] == [1, 1]
-    assert widths[2] == 4
-
-
 @pytest.mark.parametrize("believed", [0.01, 0.2, 0.7])
 @pytest.mark.parametrize("cost", [0.05, 0.3, 1.0])
 def test_what_useless_drafts_lose_is_bounded_whatever_the_curve_says(believed, cost):
@@ -128,43 +120,3 @@ def test_while_all_is_drafted_plain_steps_are_timed_now_and_then():
         record = StepRecord(row=0, tree=tree, path=list(range(len(tree))), committed_ids=ids)
         step.observe(StepTime(len(tree), 0.0, 1.0), [record])
     assert plain == 4
-
-
-# -- chains -------------------------------------------------------------------------------------
-
-
-def chains(budget: MeasuredBudget, right: float, costs: CostCurve, num_tokens: int) -> float:
-    """How many times sooner chains bring a text if that share of guesses is right, as they say."""
-    dice, seconds, num_left = random.Random(3), 0.0, num_tokens
-    while num_left > 0:
-        step = budget.step(16)
-        tree, search, score = DraftTree.of_root(1), step.search(), right
-        while search is not None and len(tree) < step.max_nodes and search(tree, score):
-            tree.add(len(tree) - 1, 2, score)
-            score *= right
-        step.fit([tree])
-        kept = 1
-        while kept < len(tree) and dice.random() < right:
-            kept += 1
-        record = StepRecord(row=0, tree=tree, path=list(range(kept)), committed_ids=[2] * kept)
-        took = StepTime(len(tree), 0.0, costs.seconds(len(tree)))
-        step.observe(took, [record])
-        seconds, num_left = seconds + took.rest, num_left - kept
-    return (num_tokens - num_left) * costs.seconds(1) / seconds
-
-
-STEEP = CostCurve({1: 1.0, 2: 1.7, 64: 2.5})  # As where several tokens are read by chunks.
-GENTLE = CostCurve({1: 1.0, 16: 1.5})
-
-
-@pytest.mark.parametrize("right", [0.0, 0.2, 0.5])
-@pytest.mark.parametrize("costs", [STEEP, GENTLE])
-def test_chains_lose_hardly_anything(right, costs):
-    assert chains(MeasuredBudget(CostCurve.unknown(0.2)), right, costs, 400) > 0.98
-
-
-@pytest.mark.parametrize(
-    ("right", "costs", "least"), [(0.8, GENTLE, 1.9), (0.95, GENTLE, 4.0), (0.95, STEEP, 3.0)]
-)
-def test_chains_that_are_mostly_right_pay(right, costs, least):
-    assert chains(MeasuredBudget(CostCurve.unknown(0.2)), right, costs, 400) > least

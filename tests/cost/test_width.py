@@ -73,11 +73,3 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
         if not took:
             break
         taken.append(score)
-
-
-@settings(deadline=None)
-@given(falling, curves, st.integers(1, 30))
-def test_one_tree_has_the_width_of_a_batch_of_one(scores, curve, max_nodes):
-    search = grown(WidthSearch(curve, max_nodes), scores)
-    choice = best_width([scores[: search.num_nodes - 1]], curve, max_nodes)
-    assert search.best == pytest.approx(choice)

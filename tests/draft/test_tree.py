@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, MeasuredBudget
-from selfspec.draft.calibration import Calibration
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
@@ -100,14 +99,6 @@ def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(
         assert tokens == ([] if siblings is None else siblings.tokens[: len(tokens)])
 
 
-def test_a_child_that_is_better_than_hoped_comes_late():
-    """3 scores .18 behind the .2 of 1, but is hoped to score .1, less than the .15 of 2."""
-    table = {0: [(1, 0.2), (2, 0.15)], 1: [(3, 0.9)], 2: [(4, 0.1)]}
-    tree = grower(ScriptedCursor(table)).grow(0, 4)
-    assert paths_of(tree) == [(1,), (2,), (1, 3)]
-    assert tree.looked_at[2] is None
-
-
 def test_a_worked_example_with_the_papers_parameters():
     """B = 6, δ = 0.8, α = 0.7, τ = 5e-3; B counts the root.
 
@@ -177,13 +168,6 @@ def test_an_interval_keeps_the_shape_and_refills_its_tokens():
     assert paths_of(anew) == [(6,), (7,)]  # grown by score again: (6, 8) is under τ
 
 
-def test_a_kept_shape_obeys_a_smaller_budget():
-    cursor = ScriptedCursor({0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)]})
-    trees = grower(cursor, shape=DynamicTree(**EVEN, interval=5))
-    assert len(trees.grow(0, 4)) == 4
-    assert paths_of(trees.grow(0, 3)) == [(1,), (1, 3)]
-
-
 def test_a_step_may_allow_less_depth_than_the_config():
     chain = {last: [(last + 1, 0.9)] for last in range(8)}
     trees = grower(ScriptedCursor(chain), shape=DynamicTree(**EVEN, interval=9))
@@ -232,17 +216,6 @@ def test_no_draft_is_a_pad_or_follows_one():
     trees = TreeGrower([cursor], SpecConfig(), Ranking(probability_of, banned=5))
     assert paths_of(trees.grow(0, 8)) == [(6,)]
     assert trees.grow(5, 8).tokens == [5]
-
-
-def test_growth_reads_the_calibration_as_it_stands():
-    cursor = ScriptedCursor({0: [(1, 0.002), (2, 0.001)]})
-    calibration = Calibration()
-    trees = TreeGrower([cursor], SpecConfig(), Ranking(calibration.probability))
-    tree = trees.grow(0, 3)
-    assert paths_of(tree) == [(1,), (2,)]
-    for _ in range(20):
-        calibration.observe(told(tree, 2))
-    assert paths_of(trees.grow(0, 3)) == [(2,), (1,)]
 
 
 class Ways(Shape):

@@ -16,14 +16,14 @@ COMMANDS = {path.stem for path in ROOT.glob("[!_]*.py")} - {"errors", "options"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
-def rooms_imported(path: Path) -> set[str]:
-    """Every room or module on top that a file names, inside functions too."""
+def parts_imported(path: Path) -> set[str]:
+    """Every part or module on top that a file names, inside functions too."""
     return {part_of(name) for name in imports_of(path) if name.startswith("eval.")}
 
 
 def test_every_command_is_listed_and_none_imports_another():
     assert {name for name in ALL if isinstance(ALL[name], str)} | {"command"} == COMMANDS
-    imported = {part_of(name_of(path)): rooms_imported(path) & COMMANDS for path in FILES}
+    imported = {part_of(name_of(path)): parts_imported(path) & COMMANDS for path in FILES}
     pairs = {(name, other) for name, others in imported.items() for other in others - {name}}
     assert pairs == {("__main__", "command")}
 

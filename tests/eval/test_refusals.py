@@ -27,7 +27,7 @@ REFUSED = [
     ("study", "fitted " + STUDY, "must have --tree FILE"),
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--draws 0", "--draws must be >= 1 (got 0)"),
-    ("hetero", "--model any --units cuda", "--units must be cpu"),
+    ("hetero", "--width 0", "--width must be >= 1 (got 0)"),
     ("predict", "--tokens 0", "--tokens"),
     ("predict", "--random x", "unknown shape 'x'"),
     ("replay", "{questions}", "must be the rows of a run"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import PreTrainedModel
 
 from selfspec import ConfigError, SelfSpec, VocabularyError
 from selfspec.draft.sources.worth import SourceWorth
@@ -119,7 +119,7 @@ def test_an_assistant_model_drafts_for_one_call(entrance: str, modules_cache: An
 
 
 def test_a_model_that_cannot_draft_is_refused() -> None:
-    t5 = T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8))
+    t5 = new_model("t5")
     for wrong in (t5, "small", type(tiny_model())):
         with pytest.raises(ConfigError, match="draft_model must be"):
             SelfSpec(draft_model=wrong)

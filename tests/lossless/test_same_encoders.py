@@ -9,61 +9,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    SwitchTransformersConfig,
-    SwitchTransformersForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from selfspec import SelfSpec, attach, generate_many
 from selfspec.compat.generation import KV, kv_of
 from selfspec.weights import linears_of
 from tests.fakes import FutureSource, of_library, tiny_tokenizer
+from tests.fakes import new_model as random_model
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both, slow
 from tests.sessions import TextSession
-from tests.zoo import PAD, VOCAB
+from tests.zoo import PAD, START, VOCAB
 
 KINDS = ("t5", "bart", "whisper")
-START = 2
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": START}
-SIZES = {
-    "vocab_size": VOCAB,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "init_std": 0.5,
-}
 
 
 def new_model(kind: str) -> Any:
-    torch.manual_seed(7)
-    if kind == "t5":
-        sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "initializer_factor": 3.0}
-        config = T5Config(vocab_size=VOCAB, num_layers=2, num_heads=4, **sizes, **IDS)
-        model: Any = T5ForConditionalGeneration(config)
-    elif kind == "m2m":
-        model = M2M100ForConditionalGeneration(M2M100Config(**SIZES, **IDS))
-    elif kind == "bart":
-        model = BartForConditionalGeneration(BartConfig(**SIZES, **IDS, forced_eos_token_id=None))
-    else:
-        audio = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 96}
-        model = WhisperForConditionalGeneration(WhisperConfig(**SIZES, **IDS, **audio))
+    model = random_model(kind)
+    model.generation_config.max_length = None
+    if kind == "whisper":
         model.generation_config.suppress_tokens = None
         model.generation_config.begin_suppress_tokens = None
-    model.generation_config.max_length = None
-    return attach(model.eval())
+    return attach(model)
 
 
 shared_model = cache(new_model)
@@ -92,7 +58,7 @@ def knowing(ids: torch.Tensor, inputs: dict[str, Any], doubt: float = 0.1) -> Se
         [*filter(None, before), *dropwhile(not_, row)]
         for before, row in zip(read.tolist(), ids.tolist(), strict=True)
     ]
-    return SelfSpec(extra_sources=[FutureSource(texts, doubt=doubt)], **FIXED)
+    return SelfSpec(extra_sources=[FutureSource(texts, doubt=doubt, chains=True)], **FIXED)
 
 
 def check(
@@ -246,17 +212,7 @@ def test_embeddings_that_transformers_does_not_find(monkeypatch: Any) -> None:
 
 def test_experts_that_are_full_at_some_number_of_tokens_are_decoded_plainly() -> None:
     """In a forward over several tokens, those of Switch Transformers may leave some out."""
-    sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_experts": 2}
-    config = SwitchTransformersConfig(
-        vocab_size=VOCAB,
-        num_layers=2,
-        num_decoder_layers=2,
-        num_heads=4,
-        expert_capacity=2,
-        **sizes,
-        **IDS,
-    )
-    model = attach(SwitchTransformersForConditionalGeneration(config).eval())
+    model = new_model("switch")
     both = run_both(model, inputs_for("t5"), SelfSpec(), drafts=False, **GREEDY)
     assert both.stats.disabled_reason == "its experts take a limited number of a forward's tokens"
 

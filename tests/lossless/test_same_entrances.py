@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import GenerationConfig, pipeline
 
 from selfspec import SelfSpec, UnsupportedError, VocabularyError, attach, detach
-from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import attached_model, new_model, prompt, tiny_model, tiny_tokenizer, with_lora
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -149,11 +149,7 @@ PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 @pytest.fixture
 def lora() -> Iterator[PeftModel]:
     """A wrapper whose adapters do something."""
-    config = LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    torch.manual_seed(11)
-    return get_peft_model(new_model(), config).eval()
+    return with_lora(new_model())
 
 
 @pytest.mark.parametrize("where", ["wrapper", slow("inner"), None])

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from selfspec import SelfSpec
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward import sizes
-from tests.fakes import new_model, of_library, prompt, tiny_model
+from tests.fakes import new_model, of_library, prompt, tiny_model, with_lora
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -301,13 +300,8 @@ def test_a_model_that_changed_is_captured_anew(change: Any, log: list[str]) -> N
 
 @pytest.mark.filterwarnings(PEFT_NOTE)
 def test_adapters_that_are_switched(log: list[str]) -> None:
-    torch.manual_seed(3)
-    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
-    model = get_peft_model(new_model(), config)
-    model.add_adapter("other", config)
-    model.eval()
-    spec, texts = SelfSpec(), []
-    for name in ("default", "other", "default"):
+    model, spec, texts = with_lora(new_model(), "one", "other"), SelfSpec(), []
+    for name in ("one", "other", "one"):
         model.set_adapter(name)
         texts.append(run_graphs(model, prompt(), spec, drafts=False, **GREEDY).ours.ids.tolist())
     with model.disable_adapter():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 
 from selfspec import SelfSpec, UnsupportedError, attach, generate_many
-from tests.fakes import new_model, prompt, tiny_tokenizer
+from tests.fakes import new_model, prompt, tiny_tokenizer, with_lora
 from tests.lossless.same import FIXED, GREEDY, doubting, run_both
 from tests.lossless.test_same_entrances import PEFT_NOTE
 
@@ -57,13 +57,8 @@ def test_a_trusted_hook_that_treats_all_tokens_alike_keeps_drafts() -> None:
 
 
 def adapted(**changes: Any) -> PeftModel:
-    torch.manual_seed(11)
-    config = LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **changes
-    )
-    model = get_peft_model(new_model(eos_token_id=list(range(3, 12))), config, "one")
-    model.add_adapter("two", config)
-    return attach(model.eval())
+    model = new_model(eos_token_id=list(range(3, 12)))
+    return attach(with_lora(model, "one", "two", **{"task_type": None, **changes}))
 
 
 def num_hooks(model: torch.nn.Module) -> int:

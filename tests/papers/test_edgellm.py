@@ -42,11 +42,6 @@ def test_the_pacer_goes_on_with_the_branch_that_lacks_most_of_its_tokens():
     assert len(paced.children[0]) > 1
 
 
-def test_drafting_ends_after_the_confidence_fell():
-    """The likeliest scores are 0.6, 0.36 and 0.216."""
-    assert len(grown(Shape(), 64, Fallback(0.3))) == 3 + 1
-
-
 def test_equation_3():
     budget = Fallback(0.08)
     budget.observe(4, 4, 0.3)
@@ -84,13 +79,6 @@ def test_the_branch_that_was_right_longest_is_judged():
     record = StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])
     budget.step(8).observe(TOOK, [record])
     assert budget.alpha == pytest.approx(0.005)
-
-
-def test_a_step_of_nothing_but_nan_moves_nothing():
-    budget = Fallback()
-    record = StepRecord(row=0, tree=DraftTree.of_root(1), path=[], committed_ids=[2])
-    budget.step(8).observe(TOOK, [record])
-    assert budget.alpha == Fallback().alpha
 
 
 def test_after_a_miss_it_comes_back():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,16 +73,6 @@ def test_they_start_with_tokens_of_the_prompt_and_two_requests_draw_alike():
     assert shape.num_nodes == 240
 
 
-def test_the_global_dice_are_not_touched():
-    random.seed(1)
-    python, torchs = random.getstate(), torch.get_rng_state()
-    branches = Branches(6, 3).for_row(PROMPT, learns=True)
-    for _ in range(5):
-        answer(branches, grown(branches, Cache()), {})
-    assert random.getstate() == python
-    assert torch.equal(torch.get_rng_state(), torchs)
-
-
 @given(st.lists(st.lists(st.integers(1, 29), min_size=1, max_size=4), max_size=3))
 def test_a_branch_is_a_chain_below_the_root_that_shares_what_is_there(tokens):
     alone = grown(branches_of(), Cache(), GUESSES)
@@ -134,15 +121,6 @@ def test_they_take_half_of_the_nodes_at_most():
     tree = grown(branches_of([1, 2], [3, 4]), Cache(), many, max_nodes=12)
     assert len(tree) == 6 + 4
     assert len(grown(branches_of(), Cache(), many, max_nodes=12)) == 12
-
-
-def test_nothing_is_drafted_until_they_are_full():
-    branches = Branches(2, 3).for_row([11], learns=True)
-    for _ in range(3):
-        tree = grown(branches, Cache(), GUESSES)
-        assert not any(tree.scores[1:])
-        answer(branches, tree, {})
-    assert any(grown(branches, Cache(), GUESSES).scores[1:])
 
 
 @pytest.mark.parametrize("name", ["num_branches", "length", "gram_length"])

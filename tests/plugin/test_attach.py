@@ -321,16 +321,6 @@ def test_a_default_steps_aside_for_another_vocabulary(caplog: Any) -> None:
     assert spec.stats.disabled_reason is None
 
 
-def test_a_default_steps_aside_for_a_draft_model_of_another_vocabulary(caplog: Any) -> None:
-    spec = SelfSpec(draft_model=new_model(vocab_size=VOCAB + 2000))
-    model = attach(new_model(), spec)
-    stock = run(model, prompt(), assistant=None, **SAMPLE)
-    assert_same_ids(run(model, prompt(), **SAMPLE).ids, stock.ids)
-    assert "must have the tokenizer of the model" in caplog.text
-    with pytest.raises(VocabularyError):
-        run(model, prompt(), assistant=spec, **GREEDY)
-
-
 def test_a_default_steps_aside_for_a_memory_that_was_damaged(tmp_path: Path, caplog: Any) -> None:
     file = tmp_path / "memory.safetensors"
     spec = SelfSpec(remember=file, tokenizer=tiny_tokenizer())

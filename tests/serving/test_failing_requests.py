@@ -15,7 +15,6 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from openai import OpenAI
 
-from selfspec.engine import Engine
 from selfspec.serving.translator import PromptTranslator
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
@@ -124,18 +123,3 @@ def test_what_openais_client_makes_of_errors(client: Any) -> None:
         chunks.extend(stream)
     assert chunks
     assert broken.value.code == "Broken"
-
-
-def test_a_fault_of_the_step_itself_ends_the_texts_that_run(
-    client: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the next request is answered as ever."""
-
-    def broken(_engine: Engine) -> None:
-        raise Broken("on purpose")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", broken)
-        status, error = told(client, asked(), stream=False)
-    assert (status, error["code"]) == (500, "Broken")
-    assert told(client, asked(), stream=False) == (200, text_alone(pair))

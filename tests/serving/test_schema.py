@@ -126,6 +126,13 @@ def test_the_message_names_what_is_wrong_in_a_field_of_several_forms(
     assert str(raised.value).startswith(f"{field}{said}")
 
 
+@pytest.fixture
+def few_positions(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an answer to the end of the context is short."""
+    monkeypatch.setitem(vars(served.translator), "max_positions", 64)  # It is frozen.
+
+
+@pytest.mark.usefixtures("few_positions")
 def test_the_words_of_others_for_none(served: Served) -> None:
     """vLLM's clients send -1; a temperature that is almost 0 means 0."""
     for path, body in OF_PATH.items():
@@ -186,14 +193,15 @@ def test_what_asks_for_nothing_is_no_fault(served: Served) -> None:
         assert served.ask(path, **{**extra, **body})["choices"]
 
 
+@pytest.mark.usefixtures("few_positions")
 def test_what_never_fits_is_refused(served: Served) -> None:
     error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick brown fox " * 400})
-    assert "512 positions" in error["message"]
-    error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick", "max_tokens": 512})
+    assert "64 positions" in error["message"]
+    error = refused(served, COMPLETION, {**PLAIN, "prompt": "the quick", "max_tokens": 64})
     assert error["param"] == "max_tokens"
     # Without a length an answer ends with the context.
     told = served.ask(COMPLETION, prompt="the quick", temperature=1, logit_bias={"1": -100})
-    assert told["usage"]["total_tokens"] == 512
+    assert told["usage"]["total_tokens"] == 64
 
 
 LONG = json.dumps({**OF_PATH[COMPLETION], "user": "x" * (1 << 20)}).encode()

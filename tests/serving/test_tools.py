@@ -141,7 +141,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    kind, tokenizer = FAMILIES[family], make_tokenizer()
+    kind, tokenizer = FAMILIES[family], make_tokenizer(*2 * [written(family, ROME, PARIS)])
     tokenizer.add_tokens(list(kind.tokens))
     tokenizer.add_tokens(list(kind.special), special_tokens=True)
     tokenizer.chat_template = kind.template
@@ -210,7 +210,7 @@ def test_text_is_free_and_calls_are_told_from_it(family: str, case: str, asked: 
 
 
 def test_what_follows_a_tag_keeps_to_the_schema(family: str, asked: Any) -> None:
-    content, (arguments,), _ = asked(written(family, '{"city": "Oslo"}'))
+    content, (arguments, *_), _ = asked(written(family, '{"city": "Oslo"}'))
     assert content is None
     assert json.loads(arguments)["city"] in ("Paris", "Rome")
 
@@ -333,7 +333,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     ids = tokenizer.encode("the quick brown fox")
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
-    for seed, by in enumerate((4.0, 8.0, 1e4)):
+    for seed, by in enumerate((8.0, 16.0)):
         steering = Steering(len(ids), script, by)
         processors = LogitsProcessorList([steering, guides.processor(guide)])
         expected = alone(model, ids, seed, logits_processor=processors, **options)

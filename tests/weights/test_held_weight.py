@@ -12,7 +12,6 @@ from selfspec.weights import PackedWeight
 from selfspec.weights.fingerprint import contents_of
 from selfspec.weights.formats import reorder
 from tests.fakes import packs_here
-from tests.lossless.same import in_threads
 from tests.weights.test_formats import PACKINGS, needs
 
 
@@ -86,23 +85,3 @@ def test_transformations_and_traces_are_refused(run, kept):
     with pytest.raises(UnsupportedError, match=r"torch.func and torch.jit can't be given packed"):
         run(layer)
     assert type(layer.weight) is PackedWeight
-
-
-@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
-def test_a_weight_is_given_back_while_other_threads_compute_from_it():
-    x, wrong = torch.randn(2, 16), []
-    layers = [nn.Linear(16, 24).requires_grad_(False) for _ in range(200)]
-    expected = [layer(x) for layer in layers]
-    for layer, matrix in zip(layers, reorder([each.weight for each in layers]), strict=True):
-        assert matrix is not None
-        layer.weight = PackedWeight.of(layer.weight, matrix, None)
-
-    def work(index: int) -> None:
-        for layer, right in zip(layers, expected, strict=True):
-            if index == 1:
-                layer.weight.sum()
-            if not torch.allclose(layer(x), right, atol=1e-5):
-                wrong.append(index)
-
-    in_threads(work, 3, 3)
-    assert wrong == []

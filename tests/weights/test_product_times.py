@@ -64,15 +64,3 @@ def test_the_format_is_one_in_which_prompts_are_fast_too(monkeypatch):
     times = {other: (0.5, 0.5, 1.5), reorder: (0.7, 0.7, 0.9)}
     monkeypatch.setattr(module, "_times_of", lambda p, _: ProductTimes(p, (1.0,) * 3, times[p]))
     assert product_times(list(torch.randn(3, 24, 16))).packer is reorder
-
-
-def test_a_weight_that_has_gradients_is_timed_without_a_warning():
-    product_times([torch.nn.Parameter(torch.randn(24, 16, dtype=torch.bfloat16))])
-
-
-def test_parts_of_large_layers_are_timed(monkeypatch):
-    weights = clocked(monkeypatch, 0.5, 0.5, 0.5)
-    monkeypatch.setattr(module, "SAMPLE", 16 * 8)
-    monkeypatch.setattr(module, "_PART", 16 * 4)
-    assert [part.shape for part in module._sample(weights)] == [(4, 16), (4, 16)]
-    assert product_times(weights).plain == [1 / 128, 1 / 128, 1 / 64]

@@ -63,7 +63,7 @@ class States:
         self.generation = 0  # Grows when states get another address.
         self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
         self._shapes: dict[StatePlace, torch.Size] = {}  # (C, size), (size,) or (H, K, V)
-        # By the ids of the tensors that layers show, which live as long as they are here.
+        # Keys: ids of tensors that layers show. The tensors are held here, so no id is used again.
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._places = slice(0, 0)

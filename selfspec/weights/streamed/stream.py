@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, weight: nn.Parameter) -> Place:
-        """That of a weight that is `blank`."""
+        """The place of a weight that is `blank`."""
         empty = weight.data
         weight.__class__ = FileWeight
         return cls(functools.partial(set_data, weight), empty)
