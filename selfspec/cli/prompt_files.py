@@ -64,7 +64,7 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
 
 
 def read_prompts(path: Path, option: str) -> list[PromptLine]:
-    """All prompts of a file; refuses the file for its first line that is none."""
+    """All prompts of a file, which is refused if one of its lines is no prompt."""
     prompts = []
     for number, data in numbered_lines(path, option):
         try:

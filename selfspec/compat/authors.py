@@ -204,7 +204,7 @@ def _name_in_full(owner: Any) -> str:
 
 
 def _is_installed(value: Any) -> bool:
-    """Is this no function, or one of Python or of installed packages?"""
+    """Is this value no code, or code of Python or of an installed package?"""
     is_code = callable(value) or hasattr(type(value), "__get__")  # A property has `__get__`.
     origins = map(_origin, _parts(value)) if is_code else ()
     return all(_is_package(origin.partition(".")[0]) for origin in origins)

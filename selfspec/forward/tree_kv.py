@@ -1,9 +1,9 @@
 """The keys and values of some rows while drafting, with room after them for trees.
 
 This module and `slots` hold all that depends on transformers' cache API. A prompt's forward fills a
-transformers' cache as always. `TreeKV.add` moves its contents into slots, on which drafting works,
-and `release` gives them back as if plain decoding had filled the cache. A policy of `sizes` says
-how many slots there are.
+cache of transformers as always. `TreeKV.add` moves its contents into slots, on which drafting
+works, and `release` gives them back as if plain decoding had filled the cache. A policy of `sizes`
+says how many slots there are.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.neural.draft_cursor import FULL_GAIN
 from selfspec.weights import rounded_bits
-from selfspec.weights.held_weight import FileWeight, PackedWeight
+from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import round_weight, rounding_reason
 from selfspec.weights.rounded_model import can_be_rounded, rounded_bytes
-from selfspec.weights.streamed import is_streamed
+from selfspec.weights.streamed import FileWeight, is_streamed, may_have_copy
 
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
@@ -110,6 +110,8 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
         return reason
     if is_streamed(model) and rounded_bits(model) is not None:
         return "its weights are rounded and streamed"
+    if not may_have_copy(model):
+        return "within max_memory, layers that stay in memory bring more than its rounded weights"
     with _making:
         kind = name, model.dtype
         if model not in _copies or _copies[model][0] != kind:

@@ -13,8 +13,7 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unkn
 from selfspec.machine.hub import check_model_name
 from selfspec.plugin.attach import attach
 from selfspec.weights import BITS, pack_loaded, round_model, rounding_reason
-from selfspec.weights.held_weight import STREAMED
-from selfspec.weights.streamed import check_complete, is_streamed, load_within
+from selfspec.weights.streamed import STREAMED, check_complete, is_streamed, load_within
 
 # What stands for an option of `from_pretrained()` here.
 _OPTIONS_OF_TRANSFORMERS = {

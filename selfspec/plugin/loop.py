@@ -138,7 +138,7 @@ def loop_for(
 
 
 def routed(call: Call, spec: SelfSpec) -> Prompt:
-    """The prompt, once it is known how it is decoded; a call that fails meanwhile is counted."""
+    """Finds out how a call is decoded. A call that fails meanwhile is counted, too."""
     start = perf_counter()
     try:
         prompt = Prompt(**vars(call), route=route(call))

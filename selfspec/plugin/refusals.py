@@ -75,7 +75,7 @@ def refuse_prepared(
     generation_config: GenerationConfig,
     model_kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuses what `generate()` has made of a call, where only that shows it."""
+    """Refuses a call for what `generate()` has prepared, where its arguments did not show it."""
     if overrides_generate(model):  # Its generate() may change what is asked for.
         call = CallArguments(model, vars(generation_config))
         if reason := reason_for(Consequence.REFUSED, call):

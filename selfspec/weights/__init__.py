@@ -5,8 +5,15 @@ order. A CPU that can't calculate in half precision also multiplies one token af
 weights that are packed in float16, several tokens cost about as much as one.
 """
 
-from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
-from selfspec.weights.packing import linears_of, may_be_packed, pack, pack_loaded, unpack
+from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.packing import (
+    is_packed_in_place,
+    linears_of,
+    may_be_packed,
+    pack,
+    pack_loaded,
+    unpack,
+)
 from selfspec.weights.rounded import BITS, rounding_reason, seconds_a_token
 from selfspec.weights.rounded_model import round_model, rounded_bits, weight_bytes
 

@@ -21,11 +21,13 @@ from torch.nn.functional import embedding, linear
 from selfspec.compat.kernels import is_traced, is_transforming
 from selfspec.errors import UnsupportedError
 from selfspec.weights.formats import PackedMatrix
-
-STREAMED = (
-    "the weights of a streamed model can't be written, trained or compiled, nor adapters be merged "
-    "into them: each forward has what the files hold; edit the model and save it, or load it "
-    "without max_memory"
+from selfspec.weights.torch_functions import (
+    ATTRIBUTES,
+    CONVERSIONS,
+    METHODS,
+    replaced_in,
+    tensors_in,
+    written_by,
 )
 
 _log = logging.getLogger("selfspec")
@@ -38,15 +40,6 @@ _Options = Mapping[str, Any]
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
 _TENSOR: Any = torch.Tensor
 _DATA: Any = _TENSOR.data  # `__torch_function__` is given its getter and its setter.
-
-# Functions that tell nothing of a weight's values.
-_ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
-_METHODS = "__len__ dim element_size is_complex is_floating_point nelement numel size"
-_CONVERSIONS = "to cpu float double half bfloat16"
-# Torch names functions that write `…_` and `__i…__`. These are named so and don't write.
-_HARMLESS = frozenset(("__index__", "__invert__"))
-_WRITERS = frozenset((_TENSOR.__setitem__, _DATA.__set__))
-_GIVE_MEMORY = frozenset((_TENSOR.storage, _TENSOR.untyped_storage, _DATA.__get__))
 
 _giving_back = threading.Lock()
 
@@ -75,12 +68,6 @@ class HeldWeight(nn.Parameter):
         return self
 
 
-class FileWeight(HeldWeight):
-    """A streamed weight: it has its values only while its layer computes, and reads as NaN else."""
-
-    kept = STREAMED
-
-
 class PackedWeight(HeldWeight):
     """The weight of a layer that is held in a packed format alone.
 
@@ -91,28 +78,18 @@ class PackedWeight(HeldWeight):
     packed: PackedMatrix | None  # None once it was given back.
     like: tuple[torch.dtype, int]  # The dtype and the columns; torch is slow to say them.
 
-    @classmethod
-    def of(
-        cls,
-        weight: torch.Tensor,
-        packed: PackedMatrix,
-        kept: str | None,
-        dtype: torch.dtype | None = None,
-    ) -> PackedWeight:
-        """What takes the place of a weight, in its dtype or another one."""
-        made = nn.Parameter(_blank(weight, dtype), requires_grad=False)
-        hold(made, packed, kept)
-        return made  # type: ignore[return-value]
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.kept is not None and self.packed is not None:
-            return PackedWeight.of(self, self.packed, self.kept)
+            copy = _PARAMETER(_blank(self, None), requires_grad=False)
+            hold(copy, self.packed, self.kept)
+            return copy
         give_back(self)
         return _PARAMETER.__deepcopy__(self, memo)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         if self.kept is not None:
-            return _unpickled, (_PARAMETER(self.values(), requires_grad=False),)
+            # By a function of ours, so that whoever unpickles it imports our attention.
+            return _values_of, (_PARAMETER(self.values(), requires_grad=False),)
         give_back(self)
         return _PARAMETER.__reduce_ex__(self, protocol)
 
@@ -154,25 +131,16 @@ def _blank(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return blank.expand(weight.shape)
 
 
-def is_packed_in_place(module: nn.Module) -> bool:
-    return type(getattr(module, "weight", None)) is PackedWeight
-
-
 def set_data(weight: nn.Parameter, tensor: torch.Tensor) -> None:
     """`weight.data = tensor`, also where others may not."""
     _as_torch_does(_DATA.__set__, (weight, tensor), {})
 
 
-def _unpickled(weight: nn.Parameter) -> nn.Parameter:
-    """An ordinary weight. Whoever unpickles it imports the attention that its model names."""
-    return weight
-
-
 def give_back(weight: PackedWeight, *, is_wanted: bool = False) -> None:
     """Makes an ordinary parameter of a weight that is not kept, unless another thread did.
 
-    Other threads may compute from it, so it gets its values before it stops being packed. If nobody
-    has said that this is wanted, the log says that it was done.
+    The weight gets its values before it stops being packed, since other threads may compute from
+    it. The log says that it was given back unless that `is_wanted`.
     """
     with _giving_back:
         if weight.kept is None and weight.packed is not None:
@@ -265,9 +233,9 @@ def _with_values(func: _Function, args: _Args, options: _Options) -> Any:
             give_back(weight)
     if next(_held_in(args, options), None) is None:
         return _as_torch_does(func, args, options)
-    for weight in _written(func, args, options):
+    for weight in _held_in(written_by(func, args, options)):
         raise UnsupportedError(weight.kept)
-    result = _as_torch_does(func, _values_in(args), _values_in(options))
+    result = _as_torch_does(func, *(replaced_in(part, _values_of) for part in (args, options)))
     if isinstance(result, np.ndarray):
         result.flags.writeable = False
     return result
@@ -282,41 +250,19 @@ _ANSWERS: dict[Any, Callable[[_Function, _Args, _Options], Any]] = {
     _TENSOR.requires_grad_: _with_gradients,
     _TENSOR.requires_grad.__set__: _with_gradients,
 }
-_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _CONVERSIONS.split()), _converted)
-_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _METHODS.split()), _as_torch_does)
-for _name in _ATTRIBUTES.split():
+_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in CONVERSIONS.split()), _converted)
+_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in METHODS.split()), _as_torch_does)
+for _name in ATTRIBUTES.split():
     _ANSWERS[getattr(_TENSOR, _name).__get__] = _as_torch_does
-
-
-def _written(func: _Function, args: _Args, options: _Options) -> Iterator[Any]:
-    """The kept weights that a function of torch writes to, or whose memory it gives away."""
-    name = getattr(func, "__name__", "")
-    is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    writes = (is_in_place and name not in _HARMLESS) or func in _WRITERS or options.get("inplace")
-    into = args[:1] or tuple(options.values()) if writes or func in _GIVE_MEMORY else ()
-    return _held_in(into, options.get("out"))
 
 
 def _held_in(*values: object) -> Iterator[Any]:
     """The held weights among the arguments of a function."""
-    for value in values:
-        if isinstance(value, HeldWeight):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _held_in(*value)
-        elif isinstance(value, dict):
-            yield from _held_in(*value.values())
+    return (value for value in tensors_in(*values) if isinstance(value, HeldWeight))
 
 
-def _values_in(value: Any) -> Any:
-    """An argument of a function, with their values in place of held weights."""
-    if isinstance(value, HeldWeight):
-        return value.values()
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_values_in, value))
-    if isinstance(value, dict):
-        return {name: _values_in(part) for name, part in value.items()}
-    return value
+def _values_of(value: Any) -> Any:
+    return value.values() if isinstance(value, HeldWeight) else value
 
 
 # Once in a process, since code such as `save_pretrained()` reads all weights one by one.

@@ -117,6 +117,10 @@ def unpack(model: nn.Module) -> None:
             give_back(weight, is_wanted=True)
 
 
+def is_packed_in_place(module: nn.Module) -> bool:
+    return type(getattr(module, "weight", None)) is PackedWeight
+
+
 def may_be_packed(model: nn.Module, layers: Sequence[nn.Linear]) -> bool:
     """Could packing some of its layers make a model faster, which nobody has tried yet?"""
     return model not in _tried and any(map(_can_be_packed, layers))

@@ -32,8 +32,6 @@ GROUP = 32  # So many columns share a scale in 4 bits.
 LARGEST = 127  # of the whole numbers in 8 bits
 LEAST = 1e-30  # The least scale, for what is all zeros.
 _COLUMNS, _ROWS = 16, 64  # Torch computes wrongly, or crashes, if these don't divide a weight's.
-# A weight with fewer inputs or outputs, such as that of an adapter, is not worth it.
-_LEAST_SIZE = 32
 _BLOCK = 1 << 20  # This many weights are widened at once; in bfloat16 they stay in the cache.
 
 
@@ -186,7 +184,7 @@ class Int4Matrix(RoundedMatrix):
 def bits_for(shape: tuple[int, ...], bits: int) -> int | None:
     """The bits that a linear layer's weight can have: 8 where 4 can't be; None if neither."""
     num_out, num_in = shape
-    if num_in % _COLUMNS or min(shape) < _LEAST_SIZE:
+    if num_in % _COLUMNS:
         return None
     return 4 if bits == 4 and num_in % GROUP == num_out % _ROWS == 0 else 8
 

@@ -26,6 +26,8 @@ from selfspec.weights.rounded import (
 )
 from selfspec.weights.vnni import VnniMatrix, has_vnni
 
+# A copy leaves out layers with fewer inputs or outputs, such as those of an adapter.
+_LEAST_SIZE = 32
 KEPT = (
     "rounded weights can't be written, trained, compiled, moved or converted, nor adapters be "
     "merged into them; edit the original model, or load it without weights="
@@ -44,7 +46,9 @@ def attend_exactly(model: PreTrainedModel) -> None:
 
 def can_be_rounded(module: Any) -> bool:
     """Is it a linear layer of a shape that torch multiplies in 8 bits?"""
-    return type(module) is nn.Linear and bits_for(tuple(module.weight.shape), 8) is not None
+    if type(module) is not nn.Linear or min(module.weight.shape) < _LEAST_SIZE:
+        return False
+    return bits_for(tuple(module.weight.shape), 8) is not None
 
 
 def weights_to_round(model: PreTrainedModel, bits: int) -> list[tuple[nn.Parameter, int]]:

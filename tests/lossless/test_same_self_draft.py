@@ -250,7 +250,8 @@ def test_streamed(mode: str, bits: str, tmp_path: Path) -> None:
 
 
 def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
-    stock, options = saved_model(tmp_path), {"max_length": 1, "draft_model": "int8"}
+    stock = saved_model(tmp_path, num_hidden_layers=24)
+    options = {"max_length": 1, "draft_model": "int8"}
     least = amount_in_bytes(least_memory(tmp_path, **options))
     more, sizes = sum(weight.nbytes for weight in stock.model.layers[:2].parameters()), []
     for max_memory in (least, least + more):
@@ -258,6 +259,16 @@ def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
         assert isinstance(copy, RoundedCopy)
         sizes.append(copy.num_bytes)
     assert 0 < sizes[1] < sizes[0]
+
+
+def test_where_more_layers_bring_more_it_is_left_out(tmp_path: Path) -> None:
+    stock = saved_model(tmp_path, num_hidden_layers=24)
+    model = load(str(tmp_path), max_memory="100%", max_length=1, draft_model="int8")
+    spec = SelfSpec(draft_model="int8", **ALONE)
+    ids = run(model, prompt(), custom_generate=spec, **GREEDY).ids
+    assert ids.tolist() == run(stock, prompt(), **GREEDY).ids.tolist()
+    assert "layers that stay in memory bring more" in str(spec.stats.draft_model_reason)
+    assert spec.stats.draft_model_bytes == 0
 
 
 @pytest.mark.usefixtures("packs_at_once")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight
 from selfspec.weights.fingerprint import contents_of
 from selfspec.weights.formats import reorder
+from selfspec.weights.held_weight import hold
 from tests.fakes import packs_here
 from tests.weights.test_formats import PACKINGS, needs
 
@@ -22,7 +25,8 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
     module = nn.Linear(16, 24, bias=False, dtype=dtype).requires_grad_(False)
     (copy,) = packer([weight])
     assert copy is not None
-    packed = module.weight = PackedWeight.of(weight, copy, None)
+    packed: Any = module.weight
+    hold(packed, copy, None)
     assert (packed.shape, packed.dtype, packed.numel()) == (weight.shape, dtype, 24 * 16)
     assert not packed.requires_grad
     assert torch.equal(module(x), copy(x, None))
@@ -36,12 +40,12 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
 @pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
     """Python gives the address of an object that is gone to a new one."""
-    weight, seen = torch.randn(24, 16), set()
+    weight, seen = torch.randn(24, 16), set[Any]()
     for _ in range(20):
         (copy,) = reorder([weight])
         assert copy is not None
-        module = nn.Linear(16, 24, bias=False)
-        module.weight = PackedWeight.of(weight, copy, "it can't be written")
+        module = nn.Linear(16, 24, bias=False).requires_grad_(False)
+        hold(module.weight, copy, "it can't be written")
         contents = contents_of([module.weight])
         assert contents_of([module.weight]) == contents
         seen.add(contents)
@@ -53,7 +57,7 @@ def packed_layer(kept: str | None) -> nn.Linear:
     layer = nn.Linear(16, 24).requires_grad_(False)
     (matrix,) = reorder([layer.weight])
     assert matrix is not None
-    layer.weight = PackedWeight.of(layer.weight, matrix, kept)
+    hold(layer.weight, matrix, kept)
     return layer
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight, rounding_reason
+from selfspec.weights.held_weight import hold
 from selfspec.weights.rounded import RoundedMatrix, round_weight
 
 pytestmark = pytest.mark.skipif(rounding_reason(8) is not None, reason="torch has no products here")
@@ -22,7 +23,7 @@ def module(kept: str | None = "it can't be written") -> tuple[nn.Linear, Rounded
     made = nn.Linear(48, 32).requires_grad_(False)
     weight = round_weight(made.weight, 8)
     assert weight is not None
-    made.weight = PackedWeight.of(made.weight, weight, kept)
+    hold(made.weight, weight, kept)
     return made, weight
 
 

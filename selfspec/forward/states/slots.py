@@ -92,7 +92,7 @@ class States:
             self._stores[place][first : first + len(state)] = state
 
     def hand_back(self, layers: Sequence[Any]) -> None:
-        """Lets the transformers' layers that were taken over keep their states themselves again."""
+        """Lets transformers' layers that were taken over keep their states themselves again."""
         if self._places.stop:  # Otherwise an error came first, and the layers have their own.
             self.give_back(layers, self._places)
         for layer in self.layers.values():

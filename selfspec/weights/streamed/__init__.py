@@ -5,7 +5,15 @@ which the forward needs the layers. After the last layer it goes on with the fir
 next forward's first layers are read while this step is verified and the next tree is drafted.
 """
 
-from selfspec.weights.streamed.loading import check_complete, load_within
-from selfspec.weights.streamed.stream import is_streamed
+from selfspec.weights.streamed.files import check_complete
+from selfspec.weights.streamed.loading import load_within, may_have_copy
+from selfspec.weights.streamed.stream import STREAMED, FileWeight, is_streamed
 
-__all__ = ["check_complete", "is_streamed", "load_within"]
+__all__ = [
+    "STREAMED",
+    "FileWeight",
+    "check_complete",
+    "is_streamed",
+    "load_within",
+    "may_have_copy",
+]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from io import FileIO
 from math import prod
@@ -129,6 +130,15 @@ def find_files(name: str) -> list[Path]:
             ) from error
         return [_required(name, shard) for shard in sorted(shards)]
     return [_required(name, SAFE_WEIGHTS_NAME)]
+
+
+def check_complete(missing: Sequence[str]) -> None:
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightsError(
+            f"the files must hold all weights of the model (they lack {missing[0]!r}{more}); "
+            "download the model again"
+        )
 
 
 def stored_bytes(name: str, dtype: torch.dtype | None = None) -> int:

@@ -18,11 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.held_weight import STREAMED, hold
+from selfspec.weights.held_weight import hold
 from selfspec.weights.packing import num_owners
 from selfspec.weights.rounded import RoundedMatrix, matrix_of
 from selfspec.weights.rounded_model import KEPT, attend_exactly, bytes_of_rounded
-from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
+from selfspec.weights.streamed.files import Shard, StoredTensor, check_complete, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
     LayerWeights,
@@ -33,13 +33,16 @@ from selfspec.weights.streamed.layer_weights import (
 from selfspec.weights.streamed.memory_plan import (
     Sizes,
     choose_streamed,
+    copy_pays,
     draft_model_bytes,
     text_bytes,
 )
 from selfspec.weights.streamed.rounded_file import Stored, is_rounded, plan_rounded, rounded_file
-from selfspec.weights.streamed.stream import Place, Stream, attach_stream, blank
+from selfspec.weights.streamed.stream import STREAMED, Place, Stream, attach_stream, blank
 
 _log = logging.getLogger("selfspec")
+
+_HAS_COPY = "selfspec_has_copy"  # Where a model says whether a rounded copy has room beside it.
 
 
 def load_within(
@@ -63,15 +66,18 @@ def load_within(
             stored = plan_rounded(model, original, bits)
         layers = _layers_of(model, stored)
         sizes = _sizes(model, layers, stored, text_bytes(model, max_length, max_texts))
-        budget = amount_in_bytes(max_memory, sizes.whole)
+        budget, streamable = amount_in_bytes(max_memory, sizes.whole), _streamable(model, layers)
         if isinstance(draft_model, str):
             copies = [bytes_of_rounded(layer.module, int(draft_model[-1])) for layer in layers]
             head = bytes_of_rounded(model.get_output_embeddings(), 8)
-            sizes = sizes._replace(rounded=copies, rounded_head=head)
+            beside = sizes._replace(rounded=copies, rounded_head=head)
+            has_copy = copy_pays(beside, streamable, budget)
+            vars(model)[_HAS_COPY] = has_copy
+            sizes = beside if has_copy else sizes
         elif draft_model is not None:
             more = draft_model_bytes(draft_model, max_length, max_texts)
             sizes = sizes._replace(fixed=sizes.fixed + more)
-        chosen = choose_streamed(sizes, _streamable(model, layers), budget)
+        chosen = choose_streamed(sizes, streamable, budget)
         if bits is not None:
             path = rounded_file(stored, original, shards)
             opened.close()
@@ -95,6 +101,11 @@ def load_within(
         perf_counter() - start,
     )
     return model
+
+
+def may_have_copy(model: nn.Module) -> bool:
+    """False if resident layers have the place of the model's rounded copy, which is faster."""
+    return bool(vars(model).get(_HAS_COPY, True))
 
 
 class _Layer(NamedTuple):
@@ -150,16 +161,16 @@ def _streamable(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
     ]
 
 
-def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> PreTrainedModel:
+def _empty_model(source: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> PreTrainedModel:
     """The model, with weights that have a shape and no values."""
     if importlib.util.find_spec("accelerate") is None:
         raise UnsupportedError("max_memory needs accelerate; run 'pip install accelerate'")
     from accelerate import init_empty_weights
 
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(source)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
-            f"a quantised model can't be streamed (got {name!r}); name its original weights"
+            f"a quantised model can't be streamed (got {source!r}); name its original weights"
         )
     if dtype == "auto":  # The config's, else that of the files.
         stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
@@ -167,9 +178,12 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()  # In that context, no two modules share a weight.
-    _keep_in_float32(model)
+    in_float32 = names_in_float32(model)
+    for name, weight in model.named_parameters():
+        if any(part in name for part in in_float32):  # As in `from_pretrained()`
+            weight.data = weight.data.float()
     with suppress(OSError):  # Without a file, the model has made one from its config.
-        model.generation_config = GenerationConfig.from_pretrained(name)
+        model.generation_config = GenerationConfig.from_pretrained(source)
     return model.eval().requires_grad_(False)
 
 
@@ -190,14 +204,6 @@ def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
                 "weights"
             )
     return stored
-
-
-def _keep_in_float32(model: PreTrainedModel) -> None:
-    """Gives float32 to the weights that the model always keeps so, as `from_pretrained()` does."""
-    kept = names_in_float32(model)
-    for name, weight in model.named_parameters():
-        if any(part in name for part in kept):
-            weight.data = weight.data.float()
 
 
 def _stream(
@@ -260,15 +266,6 @@ def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
     check_complete([name for name, weight in model.named_parameters() if weight.is_meta])
     for name, matrix in rounded.items():
         hold(model.get_parameter(name), matrix, KEPT)
-
-
-def check_complete(missing: Sequence[str]) -> None:
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise WeightsError(
-            f"the files must hold all weights of the model (they lack {missing[0]!r}{more}); "
-            "download the model again"
-        )
 
 
 def _bytes_in_memory(weights: Mapping[str, nn.Parameter], stored: Stored) -> int:

@@ -19,9 +19,15 @@ from torch import nn
 
 from selfspec.compat.modules import MOVES
 from selfspec.errors import UnsupportedError
-from selfspec.weights.held_weight import FileWeight, set_data
+from selfspec.weights.held_weight import HeldWeight, set_data
 from selfspec.weights.streamed.layer_weights import Buffers
 from selfspec.weights.streamed.reader import Reader
+
+STREAMED = (
+    "the weights of a streamed model can't be written, trained or compiled, nor adapters be merged "
+    "into them: each forward has what the files hold; edit the model and save it, or load it "
+    "without max_memory"
+)
 
 _STREAM = "selfspec_stream"  # Where a streamed model has its `Stream`.
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
@@ -31,6 +37,12 @@ _REFUSED = {
     "save_pretrained": f"{_CANT_SAVE}; copy those",
     "state_dict": f"{_CANT_SAVE}; read those",
 }
+
+
+class FileWeight(HeldWeight):
+    """A streamed weight: it has its values only while its layer computes, and reads as NaN else."""
+
+    kept = STREAMED
 
 
 class Place(NamedTuple):

@@ -16,6 +16,7 @@ from selfspec.weights.streamed.memory_plan import (
     NUM_BUFFERS,
     Sizes,
     choose_streamed,
+    copy_pays,
     draft_model_bytes,
     forward_bytes,
     kv_bytes,
@@ -44,6 +45,23 @@ def test_too_little_names_the_least_that_will_do():
     with pytest.raises(ConfigError, match="126 bytes"):
         choose_streamed(sizes(8), range(8), 126)
     assert choose_streamed(sizes(8), range(8), 127) == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "share", "pays"),
+    [(800, 0.31, True), (1200, 0.31, True), (1440, 0.5, True), (2100, 0.5, False)],
+)
+def test_a_rounded_copy_takes_the_place_of_layers_that_would_be_read(megabytes, share, pays):
+    """Thirty layers of a model of a billion weights in bfloat16, whose copy has so many bytes."""
+    layers = [65] * 30
+    parts = Sizes(240, layers, layers, 8, rounded=[65 * share] * 30, rounded_head=100)
+    if megabytes == 800:  # There is no room for it and two buffers.
+        with pytest.raises(ConfigError, match="must be at least"):
+            copy_pays(parts, range(30), megabytes)
+    else:
+        assert copy_pays(parts, range(30), megabytes) == pays
+    assert copy_pays(parts, range(30), 4000)  # All of it has room.
+    assert not copy_pays(parts, range(30), 2190)  # The model has, without it.
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "glm4", "gpt2", "mixtral"])
