@@ -35,7 +35,12 @@ class PrefixReuse:
             return
         ids = np.array(plan.input_ids[0].tolist())
         running = [self._text_of(row) for row in rows if row.prompt_logits is not None]
-        prefix = self._store.beginning(ids, _scope(prompt), plan.cache, running)
+        try:
+            prefix = self._store.beginning(ids, _scope(prompt), plan.cache, running)
+        except Exception as error:
+            if not self.free_store(error):
+                raise
+            prefix = None
         if prefix is not None:  # Else the prompt is read whole.
             prompt.result.read = ReadSoFar.of_prefix(plan, prefix)
 

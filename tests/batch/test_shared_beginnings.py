@@ -338,7 +338,6 @@ def test_kept_texts_give_their_memory_to_those_that_run(
 
 
 PLACES_OF_MEMORY = {
-    "prefix": (kept_kv.PrefixStore, "beginning"),
     "prompt": (prompt_module, "prefill"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),
