@@ -363,10 +363,10 @@ def test_a_prompt_for_which_memory_ends_has_the_error_and_leaves_memory_to_the_n
         patch.setattr(place, call, scarce)
         session.submit(0, other, 0, {"max_new_tokens": 4})
         (answer,) = session.work()
-        assert isinstance(answer.error, torch.OutOfMemoryError)
-        assert session.kept_kv_bytes == 0
-        session.submit(1, other, 0, {"max_new_tokens": 4})
-        (answer,) = session.work()
+    assert isinstance(answer.error, torch.OutOfMemoryError)
+    assert session.kept_kv_bytes == 0
+    session.submit(1, other, 0, {"max_new_tokens": 4})
+    (answer,) = session.work()
     assert answer.ids == alone(tiny_model(name), other, 0, max_new_tokens=4)
 
 
