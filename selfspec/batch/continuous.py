@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 from transformers.utils import logging as hf_logging
 
-from selfspec.batch.answers import Answer
 from selfspec.batch.many import answers
 from selfspec.batch.prompt_maker import PromptMaker
 from selfspec.compat.generation import BatchOutput, RequestStatus, generate_batch_of_class
@@ -43,8 +41,16 @@ def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dic
     options = {"generation_config": config, "max_new_tokens": limit}
     texts = answers(session, maker, None, ((ids, None) for ids in prompts), None, options)
     for answer in hf_logging.tqdm(texts, total=len(prompts), disable=not call["progress_bar"]):
-        name = _name(answer.index, num_texts)
-        outputs[answer.index] = _output(name, answer, prompts[answer.index], start)
+        error = answer.error
+        outputs[answer.index] = BatchOutput(
+            request_id=_name(answer.index, num_texts),
+            prompt_ids=prompts[answer.index],
+            generated_tokens=answer.ids,
+            error=None if error is None else str(error),
+            status=RequestStatus.FINISHED if error is None else RequestStatus.FAILED,
+            created_time=start,
+            lifespan=(start, perf_counter()),
+        )
     return {outputs[index].request_id: outputs[index] for index in sorted(outputs)}
 
 
@@ -65,16 +71,3 @@ def _name(index: int, num_texts: int) -> str:
     """The name of a text as transformers gives it: the last text of a prompt is the parent."""
     prompt, text = divmod(index, num_texts)
     return f"req_{prompt}" + (f"__child#{text}" if text < num_texts - 1 else "")
-
-
-def _output(name: str, answer: Answer, prompt_ids: Sequence[int], start: float) -> BatchOutput:
-    failed = answer.error is not None
-    return BatchOutput(
-        request_id=name,
-        prompt_ids=list(prompt_ids),
-        generated_tokens=answer.ids,
-        error=str(answer.error) if failed else None,
-        status=RequestStatus.FAILED if failed else RequestStatus.FINISHED,
-        created_time=start,
-        lifespan=(start, perf_counter()),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from selfspec.serving.exchange import Exchange
@@ -112,7 +113,7 @@ def application(
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, translator)
     for path, request_type in _TEXTS.items():
-        app.add_api_route(path, routes.answering(request_type), methods=["POST"])
+        app.router.routes.append(Route(path, _Answers(routes, request_type), methods=["POST"]))
     app.add_api_route("/v1/models", routes.models)
     app.add_api_route("/v1/models/{name:path}", routes.model)
     app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
@@ -137,32 +138,12 @@ class _Routes:
         self._model = model
         self._name = name
         self._translator = translator
-        self._meters = Meters(model)
+        self.meters = Meters(model)
         self._budget = ByteBudget()
         self._turn = asyncio.Lock()
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (translator.max_positions or 0))
         if translator.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
-
-    def answering(
-        self, request_type: type[TextRequest]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """The route of such requests, which counts them by their status."""
-
-        async def answer(request: Request) -> Response:
-            status = 500
-            try:
-                response = await self._answer(request, request_type)
-                status = response.status_code
-            except RequestError as error:
-                status = error.status
-                raise
-            finally:
-                self._meters.requests[request.url.path, status] += 1
-                self._meters.counts["requests_cancelled_total"] += status == GONE
-            return response
-
-        return answer
 
     async def tokenize(self, request: Request) -> Any:
         """As vLLM's `/tokenize`: the body is that of a chat or of a completion."""
@@ -195,29 +176,31 @@ class _Routes:
         return JSONResponse({"status": "stopping" if stopping else "ok"}, 503 if stopping else 200)
 
     async def metrics(self) -> Response:
-        return Response(self._meters.as_text(), media_type="text/plain; version=0.0.4")
+        return Response(self.meters.as_text(), media_type="text/plain; version=0.0.4")
 
     async def stats(self) -> Any:
-        return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
+        return {**self._model.spec.total_stats.as_dict(), "server": self.meters.numbers()}
 
-    async def _answer(self, request: Request, request_type: type[TextRequest]) -> Response:
+    async def answer(
+        self, request: Request, request_type: type[TextRequest], until_over: ExitStack
+    ) -> Response:
         arrived = perf_counter()
-        with ExitStack() as until_over:
-            body, hold = await self._read(request, until_over)
-            fields = checked(request_type, body)
-            self._check_model(fields.model)
-            form = new_form(self._name, fields, body)
-            exchange, streams = Exchange(self._model, fields, hold), fields.stream
-            until_over.callback(exchange.close)
-            # Calls are prepared one request at a time.
-            prepare = partial(exchange.prepare, fields, self._translator)
-            prepared = in_thread(self._turn, prepare)
-            del body, fields, prepare  # Their images may be large.
-            await while_there(request, prepared)
-            if streams:
-                return _Stream(self._events(form, exchange, arrived), until_over.pop_all())
-            pieces = await while_there(request, exchange.whole())
-            return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
+        body, hold = await self._read(request, until_over)
+        fields = checked(request_type, body)
+        self._check_model(fields.model)
+        form = new_form(self._name, fields, body)
+        exchange, streams = Exchange(self._model, fields, hold), fields.stream
+        until_over.callback(exchange.close)
+        # Calls are prepared one request at a time.
+        prepare = partial(exchange.prepare, fields, self._translator)
+        prepared = in_thread(self._turn, prepare)
+        del body, fields, prepare  # Their images may be large.
+        await while_there(request, prepared)
+        if streams:
+            events, headers = self._events(form, exchange, arrived), {"cache-control": "no-cache"}
+            return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        pieces = await while_there(request, exchange.whole())
+        return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
 
     async def _read(
         self, request: Request, until_over: ExitStack
@@ -237,12 +220,12 @@ class _Routes:
         except RequestError as error:
             yield form.failed(error)
         except (asyncio.CancelledError, GeneratorExit):
-            self._meters.counts["requests_cancelled_total"] += 1
+            self.meters.counts["requests_cancelled_total"] += 1
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
         usage = exchange.usage()
-        self._meters.count(usage, (exchange.first_at or arrived) - arrived)
+        self.meters.count(usage, (exchange.first_at or arrived) - arrived)
         return usage
 
     def _check_model(self, name: str | None) -> None:
@@ -252,17 +235,29 @@ class _Routes:
             raise RequestError(f"{rule} {got}", field="model", status=404, code=code)
 
 
-class _Stream(StreamingResponse):  # type: ignore[misc]
-    """Events, and what is given up when they end, however they do."""
+class _Answers:
+    """The application that answers one kind of requests, and counts them by their status.
 
-    def __init__(self, events: AsyncIterator[bytes], until_over: ExitStack) -> None:
-        headers = {"cache-control": "no-cache"}
-        super().__init__(events, headers=headers, media_type="text/event-stream")
-        self._until_over = until_over
+    What a request has is given up once its answer was sent, or came to another end.
+    """
+
+    def __init__(self, routes: _Routes, request_type: type[TextRequest]) -> None:
+        self._routes = routes
+        self._request_type = request_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._until_over:
-            await super().__call__(scope, receive, send)
+        request, status, meters = Request(scope, receive), 500, self._routes.meters
+        with ExitStack() as until_over:
+            try:
+                response = await self._routes.answer(request, self._request_type, until_over)
+                status = response.status_code
+            except RequestError as error:
+                status = error.status
+                raise
+            finally:
+                meters.requests[request.url.path, status] += 1
+                meters.counts["requests_cancelled_total"] += status == GONE
+            await response(scope, receive, send)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class _Item(Fields):
-    """A part of a conversation. Fields that no template shows are ignored: clients send many."""
+    """A part of a conversation. Fields that no template shows are ignored: clients keep many."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -90,7 +90,7 @@ class Message(_Item):
         return self.model_dump(exclude_none=True, warnings=False)  # Arguments are no text here.
 
 
-class Function(_Item):
+class Function(Fields):
     name: Name
     description: str | None = None
     parameters: Annotated[
@@ -101,16 +101,18 @@ class Function(_Item):
     strict: bool | None = None
 
 
-class Tool(_Item):
+class Tool(Fields):
+    ignored = frozenset({"cache_control"})
+
     type: Literal["function"] = "function"
     function: Function
 
 
-class _Named(_Item):
+class _Named(Fields):
     name: Name
 
 
-class ToolChoice(_Item):
+class ToolChoice(Fields):
     type: Literal["function"]
     function: _Named
 

@@ -70,6 +70,10 @@ for _ in range(180):
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {}}]}, "name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "paramters": {}}}]},
+            "paramters",
+        ),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "b"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "response_format": schema()}, "response_format"),
