@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.following import Following, FollowingCursor
+from selfspec.draft.sources.following import Following, FollowingCursor, Match
 from selfspec.draft.sources.source import RowStart, Source
-from selfspec.records import StepRecord
+from selfspec.records import Candidate, StepRecord
 
 MAX_TOKENS = 1 << 18
 # A token is found by these numbers of tokens before it. LUTs and the text itself know shorter ones.
@@ -86,6 +86,13 @@ class AnswersSource(Source):
     def after(self, place: int) -> int:
         """The place of the token after the one at a place, -1 if there is none yet."""
         return -1 if place < 0 else self._next_places[place % self._max_tokens]
+
+    def next_tokens(self, matches: Iterable[Match]) -> list[tuple[int, int]]:
+        tokens = [(self.token(place), run) for place, run in matches]
+        return [(token, run) for token, run in tokens if token >= 0]
+
+    def longer(self, matches: Iterable[Match], token: int) -> list[Match]:
+        return [(self.after(p), run + 1) for p, run in matches if self.token(p) == token]
 
     def near(self, token: int, left: int) -> Iterable[int]:
         """None: a place is found by several tokens in front of it."""
@@ -175,9 +182,11 @@ class AnswersCursor(FollowingCursor):
             self._move(token)
         self._keys = self._keys_at_end()
 
+    def expand(self, state: Following) -> list[Candidate]:
+        return [] if state.is_nowhere else super().expand(state)
+
     def follow(self, state: Following, token: int) -> Following:
-        is_somewhere = state.matches or state.left >= 0
-        return super().follow(state, token) if is_somewhere else state
+        return state if state.is_nowhere else super().follow(state, token)
 
     def observe(self, record: StepRecord) -> None:
         """Moves on, and looks the end of the text up if few tokens agree so far."""

@@ -12,8 +12,8 @@ from selfspec.draft.sources.following import Following, FollowingCursor, Indexed
 from selfspec.draft.sources.source import RowStart, Source
 from selfspec.records import StepRecord
 
-# Of all places that match the end of the text, only the 16 longest matches are remembered.
-_MOST_MATCHES = 16
+# Of all places that match the end of the text, only the 8 longest matches are remembered.
+_MOST_MATCHES = 8
 # No match at the end of a prompt counts as longer than this.
 _LONGEST_IN_PROMPT = 64
 

@@ -27,13 +27,18 @@ _RUNS = (1, 2, 3, 4, 6, 10, 16, 24, 40, 64)
 
 # The place of the next token in the stored text, and how many tokens before it agree.
 Match = tuple[int, int]
+_run = itemgetter(1)
 
 
 class StoredText(Protocol):
-    """A text, or many, each token at a place."""
+    """A text, or many, each token at a place. All of this runs for each node of each tree."""
 
-    def token(self, place: int) -> int:
-        """The token at a place; -1 where there is none yet, or no more."""
+    def next_tokens(self, matches: Iterable[Match]) -> list[tuple[int, int]]:
+        """The token at each match and the match's length, where there is one."""
+        ...
+
+    def longer(self, matches: Iterable[Match], token: int) -> list[Match]:
+        """The matches that one more token continues, one token later."""
         ...
 
     def after(self, place: int) -> int:
@@ -53,6 +58,11 @@ class Following(NamedTuple):
     ahead: int = -1  # The place as many tokens later as came since.
     num_astray: int = 0  # The tokens since then.
 
+    @property
+    def is_nowhere(self) -> bool:
+        """Is there no match, and no way on?"""
+        return not self.matches and (self.left < 0 or self.num_astray > _MOST_ASTRAY)
+
 
 class FollowingCursor(Cursor):
     """The places of one row's text in a stored one, the longest `most_matches`."""
@@ -68,35 +78,36 @@ class FollowingCursor(Cursor):
 
     def expand(self, state: Following) -> list[Candidate]:
         """What comes next at each match, the longest and then most frequent first; then ways on."""
-        text, runs, counts = self._text, dict[int, int](), dict[int, int]()
-        for place, run in state.matches:
-            if (token := text.token(place)) >= 0:
-                runs.setdefault(token, run)
-                counts[token] = counts.get(token, 0) + 1
+        name, text = self._name, self._text
+        following = text.next_tokens(state.matches)
+        runs = dict(reversed(following))  # Of each token, the longest match.
         ranked = list(runs)
         if len(ranked) > 1:
-            ranked.sort(key=lambda token: (-runs[token], -counts[token]))
-        named = {
-            token: _of_match(self._name, runs[token], rank)
+            tokens = [token for token, _ in following]
+            ranked.sort(key=lambda token: (-runs[token], -tokens.count(token), tokens.index(token)))
+        named = [
+            (token, _of_match(name, runs[token], rank))
             for rank, token in enumerate(ranked[: self._top_k], start=1)
-        }
-        if state.num_astray:
-            for way, place in enumerate(self._ways_on(state)):
-                if (token := text.token(place)) >= 0:
-                    named.setdefault(token, _of_way_on(self._name, way, min(state.num_astray, 3)))
-        return list(named.items())
+        ]
+        if state.num_astray and (ways_on := self._ways_on(state)):
+            ways = [(place, way) for way, place in enumerate(ways_on)]
+            num_astray, known = min(state.num_astray, 3), set(ranked)
+            for token, way in text.next_tokens(ways):
+                if token not in known:
+                    known.add(token)
+                    named.append((token, _of_way_on(name, way, num_astray)))
+        return named
 
     def follow(self, state: Following, token: int) -> Following:
         """The places one token later."""
         text = self._text
-        runs = dict.fromkeys(text.near(token, state.left), 1)
-        for place in self._ways_on(state):
-            if text.token(place) == token:
-                runs[text.after(place)] = SURE
-        for place, run in state.matches:
-            if text.token(place) == token:
-                runs[text.after(place)] = run + 1
-        matches = sorted(runs.items(), key=itemgetter(1), reverse=True)
+        matches = text.longer(state.matches, token)
+        ways_on = [(place, SURE - 1) for place in self._ways_on(state)]
+        if ways_on and (ways := text.longer(ways_on, token)):
+            matches = sorted({**dict(ways), **dict(matches)}.items(), key=_run, reverse=True)
+        if len(matches) < self._most_matches:
+            known = dict(matches)
+            matches += [(place, 1) for place in text.near(token, state.left) if place not in known]
         kept = tuple(matches[: self._most_matches])
         if kept and kept[0][1] >= SURE:
             return Following(kept, kept[0][0], kept[0][0])
@@ -132,8 +143,13 @@ class IndexedText:
         self._token_ids.append(token)
         self._after.setdefault(token, []).append(len(self._token_ids))
 
-    def token(self, place: int) -> int:
-        return self._token_ids[place] if 0 <= place < len(self._token_ids) else -1
+    def next_tokens(self, matches: Iterable[Match]) -> list[tuple[int, int]]:
+        ids, end = self._token_ids, len(self._token_ids)
+        return [(ids[place], run) for place, run in matches if place < end]
+
+    def longer(self, matches: Iterable[Match], token: int) -> list[Match]:
+        ids, end = self._token_ids, len(self._token_ids)
+        return [(p + 1, run + 1) for p, run in matches if p < end and ids[p] == token]
 
     def after(self, place: int) -> int:
         return place + 1

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from selfspec.draft.sources import ContextSource, RowStart
+from selfspec.draft.sources import ContextSource, RowStart, context
 from selfspec.draft.sources.context import ContextCursor
 from selfspec.draft.sources.following import SURE
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import candidates_of, texts
 
-MAX_MATCHES = 16  # what the source remembers for one suffix
+MOST = 8  # What the source remembers for one suffix.
+MAX_MATCHES = 32  # The same where a test compares with a full search.
 
 
 def committed(tokens: list[int]) -> StepRecord:
     return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
 
 
-def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
-    return ContextSource(top_k).open(RowStart(prompt_ids=text))
+def cursor_behind(text: list[int], most: int = MAX_MATCHES) -> ContextCursor:
+    with mock.patch.object(context, "_MOST_MATCHES", most):
+        return ContextSource(8).open(RowStart(prompt_ids=text))
 
 
 class ContextMachine(RuleBasedStateMachine):
@@ -81,7 +85,7 @@ TestContext.settings = settings(max_examples=40, stateful_step_count=12, deadlin
 
 
 @settings(deadline=None)
-@given(texts(max_size=MAX_MATCHES))
+@given(texts(max_size=24))
 def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
     """As a full search in the drafted text would find them, but for its own new tokens."""
 
@@ -107,19 +111,19 @@ def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
 
 
 def test_memory_of_matches_is_bounded_and_fresh():
-    cursor = cursor_behind([1, 2] * 500 + [1])
-    assert len(cursor.root().matches) == MAX_MATCHES
+    cursor = cursor_behind([1, 2] * 500 + [1], MOST)
+    assert len(cursor.root().matches) == MOST
     (candidate,) = candidates_of(cursor, cursor.root())
     assert candidate.token == 2
-    assert len(candidate.state.matches) <= MAX_MATCHES
+    assert len(candidate.state.matches) <= MOST
 
 
 @pytest.mark.parametrize("is_prompt", [True, False])
 def test_an_old_long_match_outlives_many_short_ones(is_prompt):
     """A token that came often since must not hide the one place that matches for long."""
     rare = [10, 11, 12, 13, 14, 15, 1, 77]
-    text = rare + [1, 50] * (MAX_MATCHES + 8) + rare[:-1]
-    cursor = cursor_behind(text if is_prompt else [])
+    text = rare + [1, 50] * (MOST + 8) + rare[:-1]
+    cursor = cursor_behind(text if is_prompt else [], MOST)
     if not is_prompt:
         cursor.observe(committed(text))
     best = candidates_of(cursor, cursor.root())[0]
