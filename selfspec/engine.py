@@ -192,7 +192,7 @@ class Engine:
         return None if waits or self._clock is not perf_counter else thread_time
 
     def _next_step(self) -> Step:
-        """What the budget allows now, once cursors that take time had theirs."""
+        """Lets cursors that take time work, then asks the budget how wide the step may be."""
         backend, budget, num_rows = self.backend, self.budget, len(self.rows)
         curve_key = (backend.forward_name, num_rows, context_bucket(backend.kv.tree_start))
         if curve_key != self._curve_key:
