@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from selfspec.cli.batch import batch
 from selfspec.cli.cache import cache, prepare
@@ -60,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         status = app(arguments)
         return status if isinstance(status, int) else 0
+    except UnusedCliTokensError as error:
+        return _complain(f"unknown argument {(error.unused_tokens or [''])[0]!r}; see --help")
     except (SelfSpecError, CycloptsError) as error:
         return _complain(error)
     except KeyboardInterrupt:

@@ -73,6 +73,7 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["demo", "--dtype", "int8"], "--dtype"),
         (["generate", "{model}", "--budget", "fitted"], "--budget"),
         (["demoo"], '"demo"?'),
+        (["demo", "this"], "unknown argument 'this'; see --help"),
         (["check", "./nowhere"], "MODEL"),
         (["check", "{model}", "--device", "my gpu"], "device must be"),
         (["check", "{model}", "--device", "gpu"], "device must be"),
