@@ -195,7 +195,7 @@ class Engine:
         return None if waits or self._clock is not perf_counter else thread_time
 
     def _next_step(self) -> Step:
-        """What the budget allows now, once cursors that take time had theirs."""
+        """Lets cursors that take time work, then asks the budget how wide the step may be."""
         backend, budget, num_rows = self.backend, self.budget, len(self.rows)
         run_as = (backend.kind, num_rows, context_bucket(backend.kv.front))
         if run_as != self._run_as:
@@ -210,7 +210,7 @@ class Engine:
         return budget.step(backend.max_width(self.config.max_nodes))
 
     def _forwards(self, laps: Laps) -> Iterator[tuple[list[Row], Seen]]:
-        """What a forward over the trees of all rows shows, or over each half where it fails.
+        """Runs a forward over the trees of all rows, or, where it fails, over each half.
 
         So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
         forward has succeeded, and rows that have failed are left out.

@@ -71,7 +71,7 @@ class Text:
         return line
 
     def num_shared(self, ids: Ids) -> int:
-        """With how many tokens of `ids` it begins."""
+        """How many tokens at its beginning are those of `ids`."""
         length = min(len(ids), len(self.ids))
         differs = self.ids[:length] != ids[:length]
         return int(differs.argmax()) if differs.any() else length

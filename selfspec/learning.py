@@ -20,7 +20,7 @@ Committed: TypeAlias = tuple[Row, StepRecord]  # A row, and its step's record.
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a forward over the trees of some rows shows."""
+    """The results of a forward over the trees of some rows."""
 
     logits: StepLogits
     tops: Fetched | None  # The likeliest tokens at each node, on their way to the CPU.

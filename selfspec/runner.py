@@ -115,7 +115,7 @@ class ModelRunner:
 
     @property
     def kept_kv_bytes(self) -> int:
-        """What the keys and values of texts that have ended take."""
+        """Bytes of the keys and values of texts that have ended."""
         return self._kept_kv.num_bytes if isinstance(self._kept_kv, KeptKV) else 0
 
     def forget_kept_kv(self) -> None:
@@ -151,11 +151,11 @@ class ModelRunner:
 
     @property
     def captured_bytes(self) -> int:
-        """What captured forwards keep from call to call."""
+        """Bytes that captured forwards keep from call to call."""
         return self._captured.num_bytes
 
     def sources(self, top_k: int) -> list[Source]:
-        """What drafts from the model itself: its heads."""
+        """The sources that are parts of the model: its heads."""
         if HEADS not in self.config.sources or isinstance(heads := self.heads(), str):
             return []
         return [HeadSource(heads, top_k, self.heads_worth)]
@@ -184,7 +184,7 @@ class ModelRunner:
         return decoding_switches(self.model)
 
     def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
-        """How many rows may come and go together, and what they may take."""
+        """How many rows may run at once, and how much memory they may take."""
         most = self.config.max_nodes
         surplus = stepped(most) - most if self._captures else 0
         if max_bytes is None:

@@ -16,7 +16,7 @@ _NUM_COLUMNS = 4  # The length of the noise; any will do.
 
 
 class _Read(BaseModelOutput):  # type: ignore[misc]
-    """What an encoder has read. Some decoders look for the encoder's mask in it."""
+    """An encoder's output. Some decoders look for the encoder's mask in it."""
 
     attention_mask = None
 

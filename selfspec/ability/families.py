@@ -16,7 +16,7 @@ PLAIN, NO_TREES, LONGEST, PERIOD = "plain", "no trees", "longest text", "period"
 
 
 class Family(NamedTuple):
-    """What follows if a config sets a field; `value` is another one that says how much."""
+    """A consequence of a config that sets `field`; the field `value` says how much."""
 
     field: str
     consequence: str

@@ -125,7 +125,7 @@ def read_on(
 def arguments_at(
     model: PreTrainedModel, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
 ) -> dict[str, Any]:
-    """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
+    """The arguments that `generate()` would make inputs of, for some equal rows."""
     arguments: dict[str, Any] = {KV: cache, "use_cache": True}
     if takes(model, "position_ids"):
         arguments["position_ids"] = torch.tensor([positions] * num_rows, device=device_of(model))

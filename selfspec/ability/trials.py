@@ -78,7 +78,7 @@ class Trial(NamedTuple):
     faults: list[Fault]
 
     def output(self, backend: Backend, rows: Sequence[Any], layers: TrialLayers) -> torch.Tensor:
-        """What the forwards give: (N, D)."""
+        """The output of the forwards: (N, D)."""
         outputs = []
         for forward in self.forwards:
             outputs.append(output_of(forward, backend, rows, layers))
@@ -87,7 +87,7 @@ class Trial(NamedTuple):
         return torch.cat(outputs)
 
     def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
-        """What a model with each of the faults would give."""
+        """The output that a model with each of the faults would have."""
         answers = read_at_once(model, [fault.text for fault in self.faults], layers)
         for index, (_, rows, text, forgets) in enumerate(self.faults):
             if forgets:
@@ -246,7 +246,7 @@ def distance_of(some: torch.Tensor, others: torch.Tensor) -> float:
 
 
 def _sorts_tokens(model: PreTrainedModel) -> bool:
-    """Has a model experts that round a token otherwise if others have chosen them too?"""
+    """Has a model experts that round a token differently when they serve other tokens too?"""
     names = vars(model.config.get_text_config(decoder=True))
     named = [name for name in names if not name.startswith("_")]
     has_experts = any("expert" in name or "moe" in name for name in named)

@@ -126,7 +126,7 @@ def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]
 
 
 def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
-    """One byte for a node. For trees this small, arrays would be many times slower."""
+    """Each node's ancestors, a byte each. Arrays would be many times slower for small trees."""
     root = bytearray(width)
     root[0] = 1
     rows = [root]
@@ -226,7 +226,7 @@ def _mask(
     ancestry: Ancestry,
     of_type: _Columns,
     window: Window,
-    columns: torch.Tensor,  # (K,): those of the keys
+    columns: torch.Tensor,  # (K,): the columns of the keys
     visible: torch.Tensor | None,  # (R, columns)
     dtype: torch.dtype,
 ) -> torch.Tensor:

@@ -53,7 +53,7 @@ class CopySource(Source):
 
 
 class CopyText:
-    """What the copy has read of one row's drafts in this step."""
+    """The drafts of one row that the copy has read in this step."""
 
     def __init__(self, copy: RoundedCopy, kv: TreeKV, count_forward: Callable[[], None]) -> None:
         self._copy, self._kv, self._count_forward = copy, kv, count_forward
@@ -96,7 +96,7 @@ class CopyText:
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
     def _masks(self, paths: Sequence[Path], front: int) -> Masks:
-        """What hides from each path all that is none of its ancestors; None: it sees all."""
+        """The masks that hide from each path all but its ancestors; None: it sees all."""
         hidden = np.ones((len(paths), front + len(self._indices)), np.bool_)
         hidden[:, :front] = False
         for query, path in enumerate(paths):

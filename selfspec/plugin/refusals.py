@@ -37,7 +37,7 @@ class Consequence(Enum):
 
 
 class CallArguments(NamedTuple):
-    """What a `generate()` call is asked for, before transformers has prepared it."""
+    """The arguments of a `generate()` call, before transformers has prepared them."""
 
     model: PreTrainedModel
     arguments: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Rule(NamedTuple):
 
 
 def reason_for(consequence: Consequence, call: Any) -> str | None:
-    """What the first rule with this consequence says of a call; None if none applies."""
+    """The reason of the first rule with this consequence; None if no rule applies."""
     for rule in RULES[consequence]:
         if value := rule.looks_at(call):
             return rule.reason.format(value)

@@ -19,7 +19,7 @@ from selfspec.runner import ModelRunner
 
 
 class Assistant(Protocol):
-    """What writes prompts for a `SelfSpec` asks of it."""
+    """The methods of a `SelfSpec` that the functions below call."""
 
     def engine(
         self,

@@ -16,7 +16,7 @@ from selfspec.runner import ModelRunner
 
 
 class SharedMemory:
-    """What `max_rows` rows may take together; without an amount, whatever they need."""
+    """The memory that `max_rows` rows share; without an amount, as much as they need."""
 
     def __init__(self, runner: ModelRunner, max_rows: int, amount: int | str | None) -> None:
         self._runner = runner
@@ -29,7 +29,7 @@ class SharedMemory:
 
     @cached_property
     def _column_bytes(self) -> int:
-        """What a column of a row takes that has no others beside it; 0 if nobody knows."""
+        """Bytes of one column of a row that runs alone; 0 if nobody knows."""
         model = self._runner.model
         return 0 if model.config.is_encoder_decoder else bytes_of_rows(model, 0)[0]
 

@@ -79,7 +79,7 @@ class Session:
 
     @property
     def num_running(self) -> int:
-        """How many texts are being written, the one whose prompt is being read among them."""
+        """How many texts are being written, with the one whose prompt is being read."""
         return len(self._running) + (self._reading is not None)
 
     @property

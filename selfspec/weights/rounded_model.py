@@ -24,7 +24,7 @@ from selfspec.weights.rounded import (
     rounded_matrix,
     stored_forms,
 )
-from selfspec.weights.vnni import VnniMatrix, has_vnni
+from selfspec.weights.vnni import VnniMatrix, VnniRows, has_vnni
 
 # A copy leaves out layers with fewer inputs or outputs, such as those of an adapter.
 _LEAST_SIZE = 32
@@ -80,19 +80,19 @@ def round_model(model: PreTrainedModel, bits: int, dtype: torch.dtype) -> None:
     """Rounds the weights of a model that was just loaded, one by one. All else gets the dtype.
 
     Products of whole numbers round inputs to 8 bits, and are left out where attention tells apart
-    how many tokens a forward has: there its last bit would change whole steps of that rounding. An
-    embedding reads rows of its weight, which these products have no more.
+    how many tokens a forward has: there its last bit would change whole steps of that rounding.
     """
     chosen, before = weights_to_round(model, bits), model.dtype
     attend_exactly(model)
     is_exact = attention_implementation(model.config) == EXACT_ATTENTION
-    embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    of_layers = {layer.weight for layer in linears_of(model)}
+    of_embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     with progress("Rounding weights", sum(weight.numel() for weight, _ in chosen)) as bar:
         for weight, its_bits in chosen:
             matrix: RoundedMatrix | None
-            if bits == 8 and is_exact and weight not in embeddings and has_vnni():
+            if bits == 8 and is_exact and weight in of_layers and has_vnni():
                 with torch.inference_mode(False), torch.no_grad():
-                    matrix = VnniMatrix.of(weight)
+                    matrix = (VnniRows if weight in of_embeddings else VnniMatrix).of(weight)
             else:
                 matrix = round_weight(weight, its_bits)
             assert matrix is not None
@@ -118,14 +118,14 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def rounded_bytes(layer: Any, bits: int) -> int:
-    """What a linear layer takes in 4 or 8 bits."""
+    """Bytes of a linear layer in 4 or 8 bits."""
     shape = tuple(layer.weight.shape)
     forms = stored_forms(shape, bits_for(shape, bits) or 8)
     return sum(prod(part) * dtype.itemsize for dtype, part in forms)
 
 
 def bytes_of_rounded(layer: nn.Module, bits: int) -> int:
-    """What a layer takes whose linear parts are rounded."""
+    """Bytes of a layer whose linear parts are rounded."""
     return sum(
         rounded_bytes(part, bits)
         if can_be_rounded(part)

@@ -21,10 +21,19 @@ from selfspec.compat.kernels import int8_packed, int8_unpacked, int8_vnni_produc
 from selfspec.weights.rounded import LARGEST, LEAST, RoundedMatrix, blocks_of
 
 _BLOCKS = (64, 16)  # Columns that are rotated together: the first of these that divides them all.
-# Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
-_FINE = 1 << 17
+
+
+def _constant(value: float) -> torch.Tensor:
+    """A number of Python would be made a tensor anew in each product, which takes longer."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+
+# Inputs are rotated as whole numbers up to 2^17. Sums of 64 of these are exact in float32.
+_FINE_STEP = _constant(1 / (1 << 17))
+_STEP = _constant(1 / LARGEST)
+_LEAST = _constant(LEAST)
 # Added to a float32, this rounds it and leaves it in the lowest bits, as a byte whose zero is 128.
-_TO_BYTE = (1 << 23) + 128
+_TO_BYTE = _constant((1 << 23) + 128)
 
 
 class VnniMatrix(RoundedMatrix):
@@ -62,12 +71,29 @@ class VnniMatrix(RoundedMatrix):
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         """The product (T, O), in float32, as the input (T, I): few and simple operations."""
-        fine = x.abs().amax(-1, keepdim=True).div_(_FINE).add_(LEAST)
+        fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated((x / fine).round_())
-        scale = whole.abs().amax(-1, keepdim=True).div_(LARGEST).add_(LEAST)
+        scale = whole.abs().amax(-1, keepdim=True).mul_(_STEP).add_(_LEAST)
         numbers = whole.div_(scale).add_(_TO_BYTE).view(torch.int32).to(torch.uint8)
         sums = int8_vnni_product(numbers, self.numbers, self.scales, self._zeros)
         return sums.mul_(scale.mul_(fine))
+
+
+class VnniRows(VnniMatrix):
+    """The same for a head that shares its weight with an embedding, which reads rows of a copy."""
+
+    def __init__(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+        super().__init__(numbers, scales)
+        self._copy = int8_unpacked(numbers)
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + self._copy.nbytes
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """These rows, as an embedding reads them, in float32."""
+        values = _rotated(self._copy[ids.view(-1)].float()).view(*ids.shape, -1)
+        return values.mul_(self.scales[ids][..., None])
 
 
 @cache

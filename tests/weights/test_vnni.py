@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.weights import vnni
-from selfspec.weights.vnni import VnniMatrix, has_vnni
+from selfspec.weights.vnni import VnniMatrix, VnniRows, has_vnni
 
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="this CPU has no such products")
 
@@ -40,6 +40,13 @@ def test_large_values_are_spread_before_they_are_rounded(num_in):
     made = VnniMatrix.of(weight)
     assert (made.unpacked() - weight).square().mean().sqrt() < 0.1
     torch.testing.assert_close(made(x, None), x @ made.unpacked().T, rtol=0.01, atol=10)
+
+
+@needs_vnni
+def test_an_embedding_reads_rows_of_the_weight_that_its_head_has():
+    made, ids = VnniRows.of(torch.randn(40, 48)), torch.tensor([[3, 0], [39, 3]])
+    assert torch.equal(made.rows(ids), made.unpacked()[ids])
+    assert made.num_bytes == 2 * 40 * 48 + 4 * 40
 
 
 @needs_vnni

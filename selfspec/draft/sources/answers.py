@@ -225,7 +225,7 @@ class AnswersCursor(FollowingCursor):
 
 
 def _keys_before(tokens: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """(N, lengths): the keys of the tokens before each; are these one text's?"""
+    """(N, lengths): the key of the tokens before each token, and whether all are of one text."""
     padded = np.concatenate([np.full(_LONGEST, -1, np.int64), tokens])
     before = np.lib.stride_tricks.sliding_window_view(padded, _LONGEST)[:-1, ::-1]
     sums = np.cumsum((before + 1).astype(np.uint64) * np.array(_POWERS[1:], np.uint64), axis=1)
