@@ -31,7 +31,7 @@ class UnsupportedError(SelfSpecError, ValueError):
 
 
 class VocabularyError(SelfSpecError, ValueError):
-    """What was learned belongs to a vocabulary of another size."""
+    """Raised where what was learned belongs to a vocabulary of another size."""
 
 
 class AttachError(SelfSpecError, TypeError):

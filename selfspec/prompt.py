@@ -46,7 +46,7 @@ from selfspec.stats import GenerationStats
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # Compared by identity.
 class Call:
-    """What transformers has prepared of one call of `generate()`: a prompt of one or more rows."""
+    """One call of `generate()`, as transformers prepared it: a prompt of one or more rows."""
 
     model: PreTrainedModel
     runner: ModelRunner
@@ -112,7 +112,7 @@ class SeenCall(Call):
     @cached_property
     def support(self) -> DraftSupport:
         """What the model can verify after this prompt; may take a trial of the model."""
-        support = self.runner.ability(self.look)
+        support = self.runner.support(self.look)
         if support.mode != "tree":
             return support
         if reason := prompt_placing_reason(self.model, self.input_ids, self.model_kwargs):
@@ -264,7 +264,7 @@ class Prompt(Call):
         return sources
 
     def _encoder_texts(self) -> list[list[int]]:
-        """What an encoder has read for each row, which an answer may repeat."""
+        """For each row, the text that an encoder has read: an answer may repeat it."""
         ids, num_rows = self.inputs_tensor, len(self.input_ids)
         if ids is None or ids.dim() != 2 or ids.is_floating_point():  # It has read no text.
             return [[]] * num_rows

@@ -166,7 +166,7 @@ Pays = Callable[[DraftTree, float], bool]
 
 
 class TimeBudget:
-    """What a cursor may spend that takes time of its own. This one counts no seconds."""
+    """The time that cursors with work of their own may spend; this class sets no limit."""
 
     def break_even_tokens(self, seconds: float) -> float:
         """How many tokens of one row a source must bring for some seconds of its own to pay."""
@@ -193,7 +193,7 @@ class TopK(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """What came of one verified tree of one row: what sources, calibration and callers see.
+    """One row's verified tree and its result, as sources, calibration and callers see it.
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped

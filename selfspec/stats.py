@@ -195,7 +195,7 @@ class GenerationStats:
         return GenerationStats(**merged)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields and what follows from them, of kinds that JSON knows."""
+        """All fields and the properties computed from them, in types that JSON knows."""
         values = {stat.name: getattr(self, stat.name) for stat in fields(self)}
         plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
         return plain | {name: getattr(self, name) for name in _DERIVED}

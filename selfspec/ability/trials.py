@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec.ability.readings import (
-    Text,
+    TrialText,
     arguments_at,
     prefilled,
     read_at_once,
@@ -66,19 +66,19 @@ class Fault(NamedTuple):
 
     name: str
     rows: list[int]
-    text: Text
+    text: TrialText
     forgets: tuple[str, ...] = ()
 
 
 class Trial(NamedTuple):
     """Forwards over drafts, the text whose compared tokens they must give, and possible faults."""
 
-    text: Text
+    text: TrialText
     forwards: list[TrialForward]
     faults: list[Fault]
 
     def output(self, backend: Backend, rows: Sequence[Any], layers: TrialLayers) -> torch.Tensor:
-        """What the forwards give: (N, D)."""
+        """The output of the forwards: (N, D)."""
         outputs = []
         for forward in self.forwards:
             outputs.append(output_of(forward, backend, rows, layers))
@@ -87,7 +87,7 @@ class Trial(NamedTuple):
         return torch.cat(outputs)
 
     def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
-        """What a model with each of the faults would give."""
+        """The output that a model with each of the faults would have."""
         answers = read_at_once(model, [fault.text for fault in self.faults], layers)
         for index, (_, rows, text, forgets) in enumerate(self.faults):
             if forgets:
@@ -120,10 +120,12 @@ def tree_trial(ids: Sequence[int]) -> Trial:
     start, before = len(prompt), [*prompt, root]
     n = start + 1  # The position of b.
     old = range(n)
-    text = Text([*before, b, c, d], range(n + 3), [start, n, n + 1, n + 2, n + 2], start)
-    seeing = Text([*before, wrong[0], b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], start)
+    text = TrialText([*before, b, c, d], range(n + 3), [start, n, n + 1, n + 2, n + 2], start)
+    seeing = TrialText(
+        [*before, wrong[0], b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], start
+    )
     by_column = text._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1])
-    keeping_others = Text([*before, wrong[0], b, d], range(n + 3), [n + 2, n + 2], start)
+    keeping_others = TrialText([*before, wrong[0], b, d], range(n + 3), [n + 2, n + 2], start)
     faults = [
         Fault("a model that sees other guesses", [1, 2], seeing),
         Fault("a model with positions by column", [1, 2], by_column),
@@ -138,7 +140,7 @@ def tree_trial(ids: Sequence[int]) -> Trial:
     return Trial(text, forwards, faults)
 
 
-def first_forward(text: Text, others: Sequence[int]) -> TrialForward:
+def first_forward(text: TrialText, others: Sequence[int]) -> TrialForward:
     """The first forward of a tree's trial, with other wrong children."""
     root, b, c = text.ids[text.num_prompt :][:3]
     first = len(others) + 1
@@ -246,7 +248,7 @@ def distance_of(some: torch.Tensor, others: torch.Tensor) -> float:
 
 
 def _sorts_tokens(model: PreTrainedModel) -> bool:
-    """Has a model experts that round a token otherwise if others have chosen them too?"""
+    """Has a model experts that round a token differently when they serve other tokens too?"""
     names = vars(model.config.get_text_config(decoder=True))
     named = [name for name in names if not name.startswith("_")]
     has_experts = any("expert" in name or "moe" in name for name in named)

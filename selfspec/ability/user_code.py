@@ -58,7 +58,7 @@ def foreign_code(model: PreTrainedModel, modules: Modules) -> tuple[ForeignCode,
 
 
 def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
-    """Why a model is not even tried: whose code runs in it, and the way out. None if it may be."""
+    """Why a model is not tried: whose code runs in it, and what to do. None if it may be tried."""
     for code in foreign:
         if not code.is_of_library:
             return (

@@ -59,7 +59,7 @@ class CallReader:
         return parts
 
     def end(self) -> str:
-        """What was held back, if it is no part of a call."""
+        """The text that was held back, if it is no part of a call."""
         rest = self._text[self._end :]
         is_text = self._start is None and not self._is_after
         return rest if is_text and (rest.strip() or not self.num_calls) else ""

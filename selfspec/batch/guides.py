@@ -28,7 +28,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 
 class Lark(str):
-    """What a text must be: a grammar in the syntax of Lark."""
+    """The form that a text must have: a grammar in the syntax of Lark."""
 
 
 def guide_of(schema: Any) -> Lark:
@@ -101,7 +101,7 @@ class Guides:
 
 
 def _why(matcher: LLMatcher) -> str:
-    """What a matcher of llguidance says is wrong, without the dump of its state."""
+    """The error of a matcher of llguidance, without the dump of its state."""
     return " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
 
 

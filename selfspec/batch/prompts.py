@@ -77,7 +77,7 @@ def _from_messages(
     *,
     in_parts: bool,
 ) -> Any:
-    """What a chat template makes of messages. If it knows no tools, a first message names them."""
+    """Messages through a chat template. If it knows no tools, a first message names them."""
     for message in messages:
         is_content = isinstance(message.get("content"), (str, list) if in_parts else str)
         if not isinstance(message.get("role"), str) or not is_content:

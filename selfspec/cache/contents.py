@@ -89,7 +89,7 @@ def check_table(source: str, table: Mapping[str, Any]) -> None:
 
 
 class Tokenizer(Protocol):
-    """What a fingerprint is made of. Tokenizers of transformers have it."""
+    """The methods that a fingerprint needs. Tokenizers of transformers have them."""
 
     name_or_path: str
 

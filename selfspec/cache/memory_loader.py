@@ -65,7 +65,7 @@ class DraftMemoryLoader:
         self._warned = False
 
     def of(self, vocab_size: int) -> DraftMemory:
-        """What is learned; an error if it belongs to a vocabulary of another size."""
+        """The memory for this vocabulary; an error if it belongs to one of another size."""
         with self._lock:
             if self._learned is None:
                 if self.remembered is not None:

@@ -215,7 +215,7 @@ def results(
 
 
 def record(line: PromptLine, answer: Answer, pieces: Sequence[Piece], model_name: str) -> str:
-    """What is written of an answer, in the form of its line; `pieces` are its text."""
+    """The record of an answer, in the form of its line; `pieces` are its text."""
     stats = {
         "num_steps": answer.stats.num_steps,
         "tokens_per_step": round(answer.stats.tokens_per_step, 3),

@@ -82,7 +82,7 @@ def memory_note(options: RunOptions) -> str | None:
 
 
 def images_of(options: RunOptions) -> ImageReader:
-    """What reads images for the model; knows the reason if nothing does."""
+    """The processor that reads images for the model, or the reason why there is none."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoProcessor
 
     source = options.source

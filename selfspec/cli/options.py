@@ -115,7 +115,7 @@ class WriteOptions(LearnOptions):
 
 
 def knob_texts() -> dict[str, str]:
-    """What the knobs of `SpecConfig` do, by their names, from the docstring there."""
+    """A text on each knob of `SpecConfig`, by name, from the docstring there."""
     knobs = parse(SpecConfig.__doc__ or "").params
     return {knob.arg_name: " ".join((knob.description or "").split()) for knob in knobs}
 

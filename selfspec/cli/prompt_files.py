@@ -30,7 +30,7 @@ class PromptLine:
     name: str | int | None  # The `custom_id` or `id` of the line.
     prompt: Any  # Text, messages or token ids.
     settings: Settings
-    body: dict[str, Any] | None  # In OpenAI's form, which its answer then has, too.
+    body: dict[str, Any] | None  # Of a line in OpenAI's form; its answer is in that form too.
 
 
 class _Line(Settings):
@@ -75,7 +75,7 @@ def read_prompts(path: Path, option: str) -> list[PromptLine]:
 
 
 def read_line(number: int, data: bytes) -> PromptLine:
-    """What a line asks for. Spaces around it do not change its checksum."""
+    """The request in a line. Spaces around the line do not change its checksum."""
     line = checked(_Line, json_object(data, 'a line, such as {"prompt": "…"},'))
     forms = [name for name in _FORMS if getattr(line, name) is not None]
     if len(forms) != 1:

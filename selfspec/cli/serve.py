@@ -79,7 +79,7 @@ class Listening:
 
     @property
     def warning(self) -> str | None:
-        """What the user who starts the server should know."""
+        """A warning for the user who starts the server, if one is due."""
         if self.host in _LOCAL:
             return None
         who = "the key and all texts travel unencrypted; put a proxy with TLS in front"

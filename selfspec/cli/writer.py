@@ -86,7 +86,7 @@ def _load_draft_model(options: WriteOptions) -> PreTrainedModel | str | None:
 
 @dataclass
 class Writer:
-    """What a command has loaded; continues prompts with drafts, or as `generate()` does."""
+    """The models that a command has loaded; continues prompts with drafts or without."""
 
     options: WriteOptions
     model: PreTrainedModel
@@ -179,7 +179,7 @@ class Writer:
         max_new_tokens: int | None = None,
         prediction: str | None = None,
     ) -> list[int]:
-        """What `generate()` writes after a prompt; without a `spec` it drafts nothing."""
+        """The new tokens of `generate()` after a prompt; without a `spec` it drafts nothing."""
         from selfspec.batch.prompt_maker import inputs_on
 
         ids = self.model.generate(
@@ -196,7 +196,7 @@ class Writer:
         return new_ids
 
     def memory_of_texts(self, num_texts: int) -> int | None:
-        """What keys and values of all texts may take: what the models leave of `--max-memory`."""
+        """Bytes for keys and values of all texts: what the models leave of `--max-memory`."""
         if self.options.max_memory is None:
             return None
         from selfspec.neural.rounded_copy import copy_bytes

@@ -168,7 +168,7 @@ def replaced_functions(classes: Iterable[type[nn.Module]]) -> list[Replaced]:
 
 @lru_cache(maxsize=64)
 def _owners(classes: frozenset[type]) -> list[Any]:
-    """What holds the functions that forwards of these classes call: classes, and modules."""
+    """The classes and modules whose functions the forwards of these classes call."""
     bases = {base for owner in classes for base in owner.__mro__ if is_of_library(base)}
     bases.update(part for part in vars(cache_utils).values() if isinstance(part, type))
     of_classes = {base.__module__ for base in bases}

@@ -190,7 +190,7 @@ def bare_twin(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> Any:
 
 
 class Modules(NamedTuple):
-    """What one walk over the modules of a model shows."""
+    """All that is asked of a model's modules, gathered in one walk over them."""
 
     all: list[nn.Module]  # Each of them once.
     state: tuple[Hashable, ...]  # Their classes, switches, adapters, dtypes and devices.
@@ -253,7 +253,7 @@ def _adapters(module: nn.Module) -> str:
 
 
 def embeddings_of(model: PreTrainedModel) -> nn.Module | None:
-    """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
+    """The module that embeds token ids; None if transformers finds none, as in PP-FormulaNet."""
     try:
         embeddings: nn.Module | None = model.get_input_embeddings()
     except NotImplementedError:

@@ -171,7 +171,7 @@ def _undo_half_update(layer: DynamicLayer, length: int) -> None:
 
 
 def _crop_indexer(layer: CacheLayerMixin, length: int) -> None:
-    """What chooses columns is kept before keys and values are, which alone a layer counts."""
+    """Crops the indexer's keys, which a layer keeps before it keeps and counts other columns."""
     keys = getattr(layer, "indexer_keys", None)
     if keys is not None and keys.numel():
         layer.indexer_keys = keys[:, :length]

@@ -21,13 +21,13 @@ _log = logging.getLogger("selfspec")
 
 @dataclass
 class DraftMemory:
-    """What is learned: the sources and how far each kind of evidence can be trusted."""
+    """All that is learned: the sources, and how far each kind of evidence can be trusted."""
 
     sources: list[Source]
     calibration: Calibration
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
-    shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
+    shape: Shape = field(default_factory=Shape)  # The shape of its rows' trees.
     failed: set[str] = field(default_factory=set)  # Sources whose failure was warned of.
 
     @property
@@ -36,7 +36,7 @@ class DraftMemory:
         return sum(source.nbytes for source in self.sources)
 
     def for_request(self, learning: str) -> DraftMemory:
-        """What one call works on, by the learning scope."""
+        """The memory for one call: the learning scope says whether it is a copy, and learns."""
         if learning == "request":
             copies = [source.copy() for source in self.sources]
             return replace(self, sources=copies, calibration=self.calibration.copy(), learns=True)

@@ -39,7 +39,7 @@ FULL_GAIN = 1.0
 
 
 class DraftText(Protocol):
-    """One row's text, as a model reads it that drafts."""
+    """One row's text, as a drafting model reads it."""
 
     def prepare(self, budget: TimeBudget) -> None:
         """Reads what takes long, such as a prompt, before a step."""

@@ -118,7 +118,7 @@ class HeadCursor(Cursor):
         return 0 if can_ask else None
 
     def expand(self, state: int | None) -> list[Candidate]:
-        """What they name there. They are asked at the root."""
+        """The tokens that the heads name after a path. They are asked once, at the root."""
         if state is None:
             return []
         if state == 0:
@@ -213,7 +213,7 @@ class HeadText:
         self._end += len(ids)
 
     def chain(self, token: int, num: int) -> list[Likely]:
-        """What the heads find likely, the first one after the next token, `token`."""
+        """The likely tokens of each head; the first head's come right after `token`."""
         if not self._lacks_token:  # Nobody knows the state before it.
             return []
         self._next.append(token)

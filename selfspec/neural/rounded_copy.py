@@ -138,7 +138,7 @@ def _made(model: PreTrainedModel, name: str) -> RoundedCopy | str:
 
 
 def copy_bytes(model: PreTrainedModel, name: str) -> int:
-    """What the copy of a model takes that is not streamed, without making it."""
+    """Bytes that the copy of a model that is not streamed would take."""
     head = model.get_output_embeddings()
     return sum(
         rounded_bytes(layer, 8 if layer is head else int(name[-1]))

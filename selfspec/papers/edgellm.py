@@ -53,7 +53,7 @@ class Pacer(Shape):
         grower.best_first(priority=self.lack)
 
     def lack(self, score: float, depth: int) -> float:
-        """What a branch of confidence `score` lacks of its M · C tokens."""
+        """How far a branch of confidence `score` is from its M · C tokens."""
         return self._max_nodes * score - (depth - 1)
 
 

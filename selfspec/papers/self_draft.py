@@ -203,7 +203,7 @@ class CorpusCache(Source):
 
 
 def freshest_first(evidence: Evidence) -> float:
-    """In place of a chance: a fresher draft comes first, and a phrase is as good as a fresh one."""
+    """Ranks drafts where chances would: fresh ones first, and phrases equal to fresh ones."""
     return float(_FRESHEST * _NEXT ** (evidence.rank - 1))
 
 

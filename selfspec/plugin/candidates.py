@@ -49,7 +49,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._tree = DraftTree.of_root(0)
 
     def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
-        """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
+        """As `model.generate()`, by assisted decoding; takes the same arguments, by name."""
         loop, ready = loop_for(self._spec, model, arguments)
         # With this, transformers checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES

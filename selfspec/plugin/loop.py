@@ -150,7 +150,7 @@ def routed(call: Call, spec: SelfSpec) -> Prompt:
 
 
 def _result_of(prompt: Prompt) -> Any:
-    """What transformers' own loop has returned, or the same of rows that were drafted for."""
+    """The return value: that of transformers' own loop, or its like for drafted rows."""
     if prompt.route.support.mode == "plain":
         return prompt.result.output
     config, rows = prompt.generation_config, prompt.result.rows

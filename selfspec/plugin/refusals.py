@@ -15,10 +15,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.ability.families import LONGEST, family_number
+from selfspec.ability.families import LONGEST, changes_other_rows, family_number, rope_limit
 from selfspec.ability.look import look_at
 from selfspec.ability.probe import DraftSupport
-from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.config import ROUNDED
@@ -37,7 +36,7 @@ class Consequence(Enum):
 
 
 class CallArguments(NamedTuple):
-    """What a `generate()` call is asked for, before transformers has prepared it."""
+    """The arguments of a `generate()` call, before transformers has prepared them."""
 
     model: PreTrainedModel
     arguments: Mapping[str, Any]
@@ -63,7 +62,7 @@ class Rule(NamedTuple):
 
 
 def reason_for(consequence: Consequence, call: Any) -> str | None:
-    """What the first rule with this consequence says of a call; None if none applies."""
+    """The reason of the first rule with this consequence; None if no rule applies."""
     for rule in RULES[consequence]:
         if value := rule.looks_at(call):
             return rule.reason.format(value)

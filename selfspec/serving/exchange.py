@@ -73,7 +73,7 @@ class Exchange:
             self._model.forget(index)
 
     def usage(self) -> dict[str, Any]:
-        """What all answers took. The samples of a prompt read it once."""
+        """The tokens of all answers. The samples of one prompt count its tokens once."""
         answers = [answer for _, answer in sorted(self._answers.items())]
         return usage_of(answers, answers[:: self._num_samples])
 

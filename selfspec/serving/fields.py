@@ -31,7 +31,7 @@ class RequestError(SelfSpecError, ValueError):
 
     @classmethod
     def of(cls, error: Exception, *, field: str | None = None) -> RequestError:
-        """What a client gets to know: the words of our own errors, and only the names of others."""
+        """An error as a client sees it: our own in full, and only the names of others."""
         if isinstance(error, RequestError):
             return error
         name = type(error).__name__
@@ -109,7 +109,7 @@ def _path(value: Any, error: ErrorDetails) -> list[int | str]:
 
 
 def json_object(data: bytes, what: str) -> dict[str, Any]:
-    """What JSON says, which must be an object of whole characters; `what` names it in messages."""
+    """The object in some JSON, checked for broken characters; `what` names it in messages."""
     try:
         value = from_json(data.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
     except ValueError as error:

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of a choice as one, with whole calls."""
+    """All pieces of a choice joined into one, with whole calls."""
     calls: list[dict[str, Any]] = []
     for part in chain.from_iterable(piece.calls for piece in pieces):
         if "id" in part:
@@ -136,7 +136,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
 def usage_of(answers: Sequence[Answer], readers: Sequence[Answer]) -> dict[str, Any]:
     """How many tokens a request took, and how many of a prediction came true.
 
-    Of the answers to one prompt, one is among the `readers`, whose prompts count.
+    `readers` has one of the answers to each prompt, so that each prompt counts once.
     """
     num_prompt_tokens = sum(answer.num_prompt_tokens for answer in readers)
     num_kept_tokens = sum(answer.stats.num_prompt_tokens_kept for answer in readers)

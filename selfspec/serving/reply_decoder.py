@@ -43,7 +43,7 @@ class StopFinder:
         return text[:end], False
 
     def rest(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         text, self._held = self._held, ""
         return text
 
@@ -106,12 +106,12 @@ class ReplyDecoder:
         return self.take() if self._streams else []
 
     def take(self) -> list[Piece]:
-        """What may be sent now."""
+        """The pieces that may be sent now."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def end(self, answer: Answer) -> list[Piece]:
-        """What is left to be sent of a text that is complete, and why it ended."""
+        """The last pieces of a text that is complete, and why it ended."""
         reader = self._reader
         self._decode(answer.ids[self._num_decoded :])  # Criteria don't see a text's last token.
         self._show(self._stream.rest())

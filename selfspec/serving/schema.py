@@ -45,7 +45,7 @@ class StreamOptions(Fields):
 
 
 class TextRequest(Settings):
-    """What both of OpenAI's routes for texts take."""
+    """The fields that both of OpenAI's routes for texts take."""
 
     ignored = frozenset({"user", "metadata", "service_tier", "safety_identifier"}) | _CACHE
 
@@ -92,7 +92,7 @@ class Chat(TextRequest):
         return [[message.as_dict() for message in self.messages]]
 
     def template_options(self, owner: Any) -> dict[str, Any]:
-        """What the chat template of a tokenizer or processor gets beside the messages."""
+        """The arguments of a tokenizer's or processor's chat template, beside the messages."""
         from selfspec.compat.templates import template_variables  # Imports transformers.
 
         variables = self.chat_template_kwargs or {}
@@ -161,7 +161,7 @@ class Completion(TextRequest):
 
 
 class Tokens(Fields):
-    """What `/detokenize` takes."""
+    """The body of `/detokenize`."""
 
     model: str | None = None
     tokens: Annotated[list[int], Field(max_length=MOST_TOKENS)]

@@ -58,7 +58,7 @@ class ResponseFormat(Fields):
 
 
 class StructuredOutputs(Fields):
-    """What an answer must be, by vLLM's names."""
+    """A form that an answer must have, in vLLM's fields."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     choice: Words | None = None
@@ -126,7 +126,7 @@ class Settings(Fields):
 
     @property
     def guide(self) -> Any:
-        """What an answer must be, if that is said."""
+        """The form that an answer must have, if one is asked for."""
         if self.structured_outputs is not None:
             return self.structured_outputs.guide
         if self.response_format is None:

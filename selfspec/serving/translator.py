@@ -79,7 +79,7 @@ class PromptTranslator:
         return {"eos_token_id": ends or [self.vocab_size]}
 
     def _grammar(self, chat: Chat) -> str:
-        """What an answer must be that may call tools."""
+        """The form of an answer that may call tools."""
         from selfspec.batch.call_forms import grammar_of  # Imports torch.
 
         functions = {tool.function.name: tool.function.parameters for tool in chat.callable_tools}

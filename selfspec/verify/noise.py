@@ -64,7 +64,7 @@ class Drawn:
         return self._numbers
 
     def generator(self) -> torch.Generator:
-        """One that draws the same numbers next."""
+        """A generator that draws the same numbers next."""
         assert self.state is not None
         return torch.Generator(self._device).set_state(self.state)
 
@@ -74,7 +74,7 @@ class Drawn:
 
 
 class _Exponentials:
-    """One step's noise for all rows, itself."""
+    """One step's noise for all rows, drawn as exponentials."""
 
     def __init__(self, drawn: Drawn) -> None:
         self.drawn = drawn

@@ -46,7 +46,7 @@ class NoiseTape:
         self._generator = generator
         self._reached = [0.0] * num_rows  # The index of the next token of every row.
         self._num_drawn = 0
-        self._noise: dict[int, Noise] = {}  # By index; last read, last here.
+        self._noise: dict[int, Noise] = {}  # By token index, in the order of reading.
         self._like: torch.Tensor | None = None  # Has the shape and dtype of scores.
         self._farthest = 0  # Noise is peeked for this many tokens; only after the first one.
         self._peeked: list[_Peeked] = []  # The noise after the last that was drawn.

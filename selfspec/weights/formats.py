@@ -48,7 +48,7 @@ Packer = Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]
 
 @cache
 def packers_for(dtype: torch.dtype) -> tuple[Packer, ...]:
-    """What packs weights of a dtype, rightly, with this build of torch on this CPU."""
+    """The packers that are right for a dtype with this build of torch on this CPU."""
     packers = (reorder, pack_float16) if dtype in _HALVES else (reorder,)
     return tuple(packer for packer in packers if _is_right(packer, dtype))
 

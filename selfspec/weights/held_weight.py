@@ -64,7 +64,7 @@ class HeldWeight(nn.Parameter):
         return _with_values(_TENSOR.set_, (self, *args), kwargs)
 
     def values(self) -> torch.Tensor:
-        """What code that reads the weight gets."""
+        """The values that code gets when it reads the weight."""
         return self
 
 

@@ -177,7 +177,7 @@ class Int4Matrix(RoundedMatrix):
         return scaled
 
     def _in_order(self, stored: torch.Tensor) -> torch.Tensor:
-        """What belongs to the rows of blocks (…, blocks, rows), in the order of the rows."""
+        """Values of blocks (…, blocks, rows), put into the order of the rows."""
         return stored[..., int4_order().argsort()]
 
 
@@ -213,7 +213,7 @@ def matrix_of(numbers: torch.Tensor, scales: torch.Tensor) -> RoundedMatrix:
 
 
 def rounded_matrix(weight: torch.Tensor) -> RoundedMatrix | None:
-    """What a rounded weight is held in; None for any other."""
+    """The matrix that holds a rounded weight; None for any other weight."""
     matrix = getattr(weight, "packed", None)
     return matrix if isinstance(matrix, RoundedMatrix) else None
 
@@ -233,7 +233,7 @@ def rounding_reason(bits: int) -> str | None:
 
 
 def seconds_a_token(bits: int) -> float:
-    """What one token's product takes with a large weight, which no cache of this CPU holds."""
+    """Seconds of one token's product with a weight too large for this CPU's caches."""
     x = torch.ones(1, 2048, dtype=torch.bfloat16, device="cpu")
     weight = torch.ones(1 << 15, 2048, dtype=torch.bfloat16, device="cpu")
     matrix, seconds = (Int4Matrix if bits == 4 else Int8Matrix).of(weight), []

@@ -118,14 +118,14 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def rounded_bytes(layer: Any, bits: int) -> int:
-    """What a linear layer takes in 4 or 8 bits."""
+    """Bytes of a linear layer in 4 or 8 bits."""
     shape = tuple(layer.weight.shape)
     forms = stored_forms(shape, bits_for(shape, bits) or 8)
     return sum(prod(part) * dtype.itemsize for dtype, part in forms)
 
 
 def bytes_of_rounded(layer: nn.Module, bits: int) -> int:
-    """What a layer takes whose linear parts are rounded."""
+    """Bytes of a layer whose linear parts are rounded."""
     return sum(
         rounded_bytes(part, bits)
         if can_be_rounded(part)

@@ -173,7 +173,7 @@ class AnswersCursor(FollowingCursor):
     """The place in other texts where one row's text is, and what it writes itself."""
 
     def __init__(self, source: AnswersSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
-        super().__init__("answers", source, Following(), most_matches=4, top_k=4)
+        super().__init__("answers", source, Following())
         self._source = source
         self._learns = learns
         self._last = -1  # The place of the last token that it wrote.
@@ -225,7 +225,7 @@ class AnswersCursor(FollowingCursor):
 
 
 def _keys_before(tokens: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """(N, lengths): the keys of the tokens before each; are these one text's?"""
+    """(N, lengths): the key of the tokens before each token, and whether all are of one text."""
     padded = np.concatenate([np.full(_LONGEST, -1, np.int64), tokens])
     before = np.lib.stride_tricks.sliding_window_view(padded, _LONGEST)[:-1, ::-1]
     sums = np.cumsum((before + 1).astype(np.uint64) * np.array(_POWERS[1:], np.uint64), axis=1)

@@ -118,4 +118,4 @@ class CommonCursor(Cursor):
         return common[0], self._chances
 
     def observe(self, record: StepRecord) -> None:
-        """What comes next is looked for anew in each step."""
+        """Nothing to do: each step looks anew for what comes next."""

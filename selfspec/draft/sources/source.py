@@ -59,7 +59,7 @@ class RowStart:
 
 
 class Cursor:
-    """One source as one row of a call asks it."""
+    """A source at work for one row of one call."""
 
     # Evidence of rank 0, which counts against tokens that others name and this cursor does not.
     evidence_against: Evidence | None = None
@@ -99,7 +99,7 @@ class Cursor:
 
 
 class Source:
-    """What a `SelfSpec` keeps of one way to draft. If nothing, `open` is all that it needs."""
+    """One way to draft, with what it has learned. One that learns nothing needs only `open`."""
 
     name: str
 
@@ -131,7 +131,7 @@ class Source:
         return self
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All that was learned and a cache can keep, the same for the same memory."""
+        """All that was learned and that a cache can keep; equal memories give equal arrays."""
         return {}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -14,7 +14,7 @@ _PAUSE = 256  # A source that does not pay is timed and believed anew after this
 
 
 class SourceWorth:
-    """What a source brings with one model, and what it takes, each time that it is asked."""
+    """The tokens that a source brings with one model, and the time that it takes to be asked."""
 
     def __init__(self, gain: float = _GAIN) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)

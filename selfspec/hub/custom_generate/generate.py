@@ -45,7 +45,7 @@ generate.belongs_to_selfspec = True  # `attach` puts its own method in the place
 
 
 def _spec_of_folder(model):
-    """With the cache beside the weights, if there is one."""
+    """A `SelfSpec` with the cache beside the weights, if there is one."""
     has_cache = os.path.exists(os.path.join(model.name_or_path, FILE_NAME))
     return (
         selfspec.SelfSpec.from_pretrained(model.name_or_path) if has_cache else selfspec.SelfSpec()

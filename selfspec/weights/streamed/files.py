@@ -47,7 +47,7 @@ class StoredTensor(NamedTuple):
         return self.numel * self.dtype.itemsize
 
     def part(self, which: int, number: int) -> StoredTensor:
-        """One of `number` equal parts of its rows."""
+        """The part number `which` of the rows, divided into `number` equal parts."""
         rows, *rest = self.shape or (1,)
         part = self._replace(shape=(rows // number, *rest)) if number > 1 else self
         return part._replace(offset=self.offset + which * part.num_bytes)
@@ -142,7 +142,7 @@ def check_complete(missing: Sequence[str]) -> None:
 
 
 def stored_bytes(name: str, dtype: torch.dtype | None = None) -> int:
-    """What the weights take in memory, in a dtype or, if none is named, in that of the files."""
+    """Bytes of the weights in memory, in `dtype` or, without one, in that of the files."""
     with ExitStack() as opened:
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         tensors = [tensor for shard in shards for tensor in shard.tensors.values()]

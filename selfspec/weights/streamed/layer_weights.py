@@ -107,7 +107,7 @@ class LayerWeights:
 
 
 class Buffers:
-    """What streamed layers share. `fill` reads one layer into one buffer."""
+    """The buffers that streamed layers share. `fill` reads one layer into one of them."""
 
     def __init__(self, layers: Sequence[LayerWeights], shards: Sequence[Shard]) -> None:
         self._layers = layers

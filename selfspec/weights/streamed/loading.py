@@ -139,7 +139,7 @@ def _layers_of(model: PreTrainedModel, stored: Stored) -> list[_Layer]:
 def _sizes(
     model: PreTrainedModel, layers: Sequence[_Layer], stored: Stored, num_bytes_of_texts: int
 ) -> Sizes:
-    """What all parts take, in bytes."""
+    """Bytes of all parts."""
     resident = [_bytes_in_memory(layer.weights, stored) for layer in layers]
     whole = _bytes_in_memory(dict(model.named_parameters()), stored)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
@@ -223,7 +223,7 @@ def _stream(
 
 
 def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight]:
-    """What is read for a weight: its values, or rounded numbers and their scales."""
+    """The tensors to read for a weight: its values, or rounded numbers and their scales."""
     if is_rounded(tensors):
         return [Weight(tensor.dtype, tensor.shape, [tensor]) for tensor in tensors]
     return [Weight(weight.dtype, tuple(weight.shape), tensors)]
@@ -269,7 +269,7 @@ def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
 
 
 def _bytes_in_memory(weights: Mapping[str, nn.Parameter], stored: Stored) -> int:
-    """What weights take in memory, where modules share those that they have in common."""
+    """Bytes of weights in memory; one that several modules share counts once."""
     return sum(
         sum(part.num_bytes for part in stored[name])
         if is_rounded(stored.get(name, ()))

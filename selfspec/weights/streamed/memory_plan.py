@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
         return self.fixed + sum(self.layers) + sum(self.rounded) + self.rounded_head
 
     def with_streamed(self, streamed: Collection[int]) -> int:
-        """What the model takes with these layers streamed."""
+        """Bytes of the model with these layers streamed."""
         if not streamed:
             return self.whole
         buffer = NUM_BUFFERS * max(self.buffers[index] for index in streamed)
@@ -90,7 +90,7 @@ def text_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> i
 
 
 def draft_model_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> int:
-    """What a draft model takes: its weights, the KV of its texts, and a forward over one text."""
+    """Bytes of a draft model: its weights, the KV of its texts, and a forward over one text."""
     weights: int = sum(x.numel() * x.dtype.itemsize for x in model.parameters())
     return weights + text_bytes(model, num_tokens, num_texts)
 

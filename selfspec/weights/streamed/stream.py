@@ -135,7 +135,7 @@ def blank(weight: torch.Tensor) -> torch.Tensor:
 
 
 def stream_of(model: nn.Module) -> Stream | None:
-    """What gives the streamed layers of a model their weights; None if none are streamed."""
+    """The `Stream` that feeds a model's streamed layers; None if none are streamed."""
     return vars(model).get(_STREAM)
 
 
@@ -171,6 +171,6 @@ def _one_at_a_time(module: nn.Module, stream: Stream) -> Any:
             )
         return output
 
-    locked_forward.__module__ = __name__  # So trials don't take it for a user's code.
+    locked_forward.__module__ = __name__  # Trials would take it for a user's code.
     locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
     return locked_forward
