@@ -173,5 +173,7 @@ def test_drafts_that_are_no_numbers(
             model, inputs, spec, told=lambda _: {"prediction": bad}, drafts=False, **call.options
         )
         assert both.stats.num_nodes > both.stats.num_steps
-        assert both.stats.tokens_per_step > 0.6  # After NaN one step drafts nothing.
+        # A step of nothing but NaN brings no token, and the next one drafts nothing and brings one.
+        # A text that repeats itself has the bad tokens in the trees of most other steps.
+        assert both.stats.tokens_per_step > 0.5
     assert_same_ids(both.stock.ids, stock)

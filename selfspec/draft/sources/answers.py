@@ -173,7 +173,7 @@ class AnswersCursor(FollowingCursor):
     """The place in other texts where one row's text is, and what it writes itself."""
 
     def __init__(self, source: AnswersSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
-        super().__init__("answers", source, Following(), most_matches=4, top_k=4)
+        super().__init__("answers", source, Following())
         self._source = source
         self._learns = learns
         self._last = -1  # The place of the last token that it wrote.

@@ -65,10 +65,13 @@ class Following(NamedTuple):
 
 
 class FollowingCursor(Cursor):
-    """The places of one row's text in a stored one, the longest `most_matches`."""
+    """The places of one row's text in a stored one, the longest `most_matches`.
+
+    Names at most `top_k` tokens: those at the matches, and then those at the three ways on.
+    """
 
     def __init__(
-        self, name: str, text: StoredText, end: Following, *, most_matches: int, top_k: int
+        self, name: str, text: StoredText, end: Following, *, most_matches: int = 4, top_k: int = 7
     ) -> None:
         self._name, self._text, self._end = name, text, end
         self._most_matches, self._top_k = most_matches, top_k
@@ -87,7 +90,7 @@ class FollowingCursor(Cursor):
             ranked.sort(key=lambda token: (-runs[token], -tokens.count(token), tokens.index(token)))
         named = [
             (token, _of_match(name, runs[token], rank))
-            for rank, token in enumerate(ranked[: self._top_k], start=1)
+            for rank, token in enumerate(ranked, start=1)
         ]
         if state.num_astray and (ways_on := self._ways_on(state)):
             ways = [(place, way) for way, place in enumerate(ways_on)]
@@ -96,7 +99,7 @@ class FollowingCursor(Cursor):
                 if token not in known:
                     known.add(token)
                     named.append((token, _of_way_on(name, way, num_astray)))
-        return named
+        return named[: self._top_k]
 
     def follow(self, state: Following, token: int) -> Following:
         """The places one token later."""

@@ -65,18 +65,18 @@ class ContextMachine(RuleBasedStateMachine):
             assert run == lengths[place] or run >= max(SURE, lengths[place])
 
     @invariant()
-    def candidates_are_ranked_by_length_then_frequency_then_freshness(self):
-        matches, expected = self.cursor.root().matches, continuations(self.text)
+    def candidates_are_ranked_by_length_and_then_by_frequency(self):
+        matches = self.cursor.root().matches
         candidates = candidates_of(self.cursor, self.cursor.root())
-        assert {token for token, _, _ in expected} <= {c.token for c in candidates}
+        expected = {token: (length, num) for token, length, num in continuations(self.text)}
+        assert [c.evidence.source for c in candidates] == ["context"] * len(candidates)
         if sorted(matches, reverse=True) != suffix_matches(self.text):
             return
-        assert [c.token for c in candidates[: len(expected)]] == [token for token, _, _ in expected]
-        for rank, (candidate, (_, length, _places)) in enumerate(
-            zip(candidates, expected, strict=False), start=1
-        ):
-            evidence = candidate.evidence
-            assert evidence.source == "context"
+        ranked = candidates[: len(expected)]
+        assert {c.token for c in ranked} == expected.keys()
+        assert [expected[c.token] for c in ranked] == sorted(expected.values(), reverse=True)
+        for rank, candidate in enumerate(ranked, start=1):
+            length, evidence = expected[candidate.token][0], candidate.evidence
             assert (evidence.rank, min(evidence.match_length, 4)) == (rank, min(length, 4))
 
 
