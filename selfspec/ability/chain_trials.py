@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec.ability.readings import (
-    Text,
+    TrialText,
     arguments_at,
     new_cache,
     prefilled,
@@ -63,9 +63,9 @@ def chain_trial(ids: Sequence[int], *, has_states: bool) -> Trial:
         rows      0     1                                   2                                3
     """
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
-    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
-    uncropped = Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT)
-    forgotten = Text([*prompt, d], range(4), [3], _PROMPT)
+    text = TrialText([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
+    uncropped = TrialText([*prompt, root, a, b, c, d], range(8), [7], _PROMPT)
+    forgotten = TrialText([*prompt, d], range(4), [3], _PROMPT)
     faults = [
         Fault("a model that keeps nothing", [2], forgotten),
         Fault("a model that crops nothing", [2], uncropped),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.forward.backends import CaptureFailed
-from selfspec.forward.layout import InputShape, read
+from selfspec.forward.layout import InputShape, unpack_inputs
 from selfspec.forward.model import AttentionTypes, Logits, logits_of
 from selfspec.forward.sizes import Policy
 from selfspec.forward.states.slots import Branches
@@ -169,7 +169,7 @@ class StaticRunner:
 
     def _logits(self, model: Any, key: ForwardKey) -> torch.Tensor:
         """The logits (R, W, V) of the inputs that were sent; Python reads no number of them."""
-        layout = read(
+        layout = unpack_inputs(
             self._inputs[key.shape],
             key.shape,
             windows=self._windows,
