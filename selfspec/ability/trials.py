@@ -86,10 +86,14 @@ class Trial(NamedTuple):
                 backend.kv.commit([forward.compared])
         return torch.cat(outputs)
 
-    def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
-        """The output that a model with each of the faults would have."""
-        answers = read_at_once(model, [fault.text for fault in self.faults], layers)
-        for index, (_, rows, text, forgets) in enumerate(self.faults):
+    def answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
+        """What a plain forward gives for the text, and what a model with each fault would give.
+
+        Faulty texts are longer: what a user's code does to the last column of a wide forward, as to
+        the end of a prompt, is seen in no answer.
+        """
+        answers = read_at_once(model, [self.text, *(fault.text for fault in self.faults)], layers)
+        for index, (_, rows, text, forgets) in enumerate(self.faults, 1):
             if forgets:
                 answers[index] = read_without_states(model, text.ids, len(rows), forgets, layers)
         return answers
@@ -174,11 +178,9 @@ def check_tree(
         return reason
     # Plain steps are right, also where forwards over several tokens are not, and where the model
     # counts positions by itself, from another number than columns do.
+    right, *answers = trial.answers(model, layers)
     if types.states or positions is None:
         right = read_by_steps(model, text, layers)
-    else:
-        (right,) = read_at_once(model, [text], layers)
-    answers = trial.wrong_answers(model, layers)
     backend = new_backend(model, types)
     widest = max(map(len, crowds), default=0)
     position = next_positions(model, prompt_ids, arguments)
