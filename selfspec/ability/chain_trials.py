@@ -40,9 +40,9 @@ from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
 from selfspec.forward.prompt import Prefilled
 
-# How far a forward over several tokens may be from plain steps, as a share of how far it would be
-# without the tokens before the last one. Rounding is smaller than the first share in any precision,
-# and smaller than the second one in float32.
+# How far a forward over several tokens may differ from plain steps. It is a share of the difference
+# that leaving out all tokens but the last would make. Rounding differs by less than the first share
+# in any precision, and by less than the second in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
 _PROMPT = 3  # The prompt of a chain has this many tokens.
 # The kinds of running states that a faulty forward may leave out.

@@ -38,9 +38,9 @@ class Step:
         self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
     def search(self) -> Pays | None:
-        """Says for the next tree, node by node, whether another one may pay; None: all may.
+        """A function that says, node by node, whether one more may pay; None: every node may.
 
-        It is told the tree so far and the score of the node.
+        It gets the tree so far and the score of the next node.
         """
         return None
 
@@ -75,7 +75,7 @@ class Budget(TimeBudget):
 
 
 class MeasuredBudget(Budget):
-    """The width that brings the most tokens a second, by what steps of all widths took.
+    """Chooses the width that brings the most tokens a second, from the times of earlier steps.
 
     Serves one call, or rows that come and go. `curve` is what steps cost; None: what `use_curve`
     says. `ledger` outlives calls, so that many short ones lose no more than a long one; None: a new

@@ -223,12 +223,12 @@ def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def _formats(states: Mapping[StatePlace, torch.Tensor]) -> dict[StatePlace, Any]:
-    """What the states of a row are like, whatever they hold."""
+    """The shapes and dtypes of a row's states."""
     return {p: (state.shape[1:], state.dtype, state.device) for p, state in states.items()}
 
 
 def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:
-    """What lets the windows of convolutions follow paths."""
+    """The writes by which the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
     moves: dict[StatePlace, Writes] = {}
     numbers: dict[int, torch.Tensor] = {}
@@ -248,7 +248,7 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writ
 def _moves_of_rules(
     all_updates: dict[StatePlace, torch.Tensor | StateUpdate], paths: Paths
 ) -> dict[StatePlace, Writes]:
-    """What lets other states follow paths; small operations are one for all layers together."""
+    """The writes by which other states follow paths; small ones for all layers at once."""
     alike: dict[Any, dict[StatePlace, StateUpdate]] = {}
     for place, update in all_updates.items():
         if isinstance(update, StateUpdate):
