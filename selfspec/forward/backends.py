@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
+from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.layout import InputShape, hiding, pack_inputs, unpack_inputs
 from selfspec.forward.model import (
@@ -121,8 +122,14 @@ class TreeBackend:
         `max_tree` the most queries of a row in one forward.
         """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
+        num_columns = columns_of(prompt.cache)
+        if visible is not None and num_columns not in (0, visible.shape[1]):
+            raise UnsupportedError(
+                f"the columns of a padded prompt must be its tokens (got {num_columns} columns for "
+                f"{visible.shape[1]} tokens); call generate() for each prompt"
+            )
         positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
-        most = columns_of(prompt.cache) + max_new_columns + max_tree
+        most = num_columns + max_new_columns + max_tree
         self.add(prompt.cache, positions, visible, rows=rows, others=others, max_columns=most)
 
     def add(
