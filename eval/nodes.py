@@ -48,9 +48,9 @@ class Case:
         self.name = name
         self.model = model
         self.runner = ModelRunner(model, SpecConfig())
-        ability = self.runner.ability()
-        assert ability.mode == "tree", ability.reason
-        backend = stack.enter_context(self.runner.backend(look_at(model), ability))
+        support = self.runner.support()
+        assert support.mode == "tree", support.reason
+        backend = stack.enter_context(self.runner.backend(look_at(model), support))
         assert isinstance(backend, TreeBackend)
         self.backend = backend
         self.num_ids = model.config.vocab_size

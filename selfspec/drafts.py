@@ -6,13 +6,16 @@ Knows rows and what they draft from; nothing of the model, of KV or of how a for
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from selfspec.cost import Step
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.walk import walk
+
+T = TypeVar("T")
 
 
 def draft(rows: Sequence[Row], step: Step) -> None:
@@ -34,6 +37,34 @@ def _add_pads(rows: Sequence[Row]) -> None:
         if row.is_padded:
             for node in range(deepest):
                 row.tree.add(node, row.pad_token_id, 1.0)
+
+
+def in_halves(
+    rows: list[Row], run: Callable[[list[Row]], T], may_retry: Callable[[Exception], bool]
+) -> Iterator[tuple[list[Row], T]]:
+    """What a forward over the trees of all rows gives, or over each half where it fails.
+
+    So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
+    forward has succeeded, and rows that have failed are left out. One that `may_retry` after an
+    error is first tried as it was.
+    """
+    left = [rows]
+    while left:
+        some = left.pop()
+        try:
+            outputs = run(some)
+        except Exception as error:
+            if may_retry(error):
+                left.append(some)
+            elif not some[0].fails_alone:
+                raise
+            elif len(some) == 1:
+                some[0].fail(error)
+            else:  # They run once the error has let go of the memory of this forward.
+                half = len(some) // 2
+                left += [some[half:], some[:half]]
+        else:
+            yield some, outputs
 
 
 def walked(

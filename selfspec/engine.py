@@ -7,7 +7,7 @@ at. A scripted model can drive it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import perf_counter, thread_time
 from typing import TypeAlias
@@ -17,21 +17,20 @@ from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.memory import DraftMemory
 from selfspec.draft.sources import RowStart
-from selfspec.drafts import draft, walked
+from selfspec.drafts import draft, in_halves, walked
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, run_forward
-from selfspec.forward.prompt import Prefilled, read_prompt, start_anew
-from selfspec.kept_kv import KeptKV
-from selfspec.learning import Committed, Seen, learn
+from selfspec.forward.prompt import Prefilled, read_prompt
+from selfspec.kept_kv import PrefixStore
+from selfspec.learning import Committed, StepOutputs, learn
 from selfspec.machine.busy import Laps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
-from selfspec.neural.copy_source import CopySource
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.row import Row
 from selfspec.runner import ModelRunner
-from selfspec.sharing import Sharing
+from selfspec.sharing import PrefixReuse
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 
@@ -57,7 +56,7 @@ class Engine:
         budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),
-        kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
+        kept_kv: PrefixStore | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.backend = backend
@@ -66,13 +65,13 @@ class Engine:
         self.rows: list[Row] = []  # All that still decode, in the order of their prompts.
         self._runner = runner
         self.budget = budget
-        self._run_as = ("", 0, 0)
+        self._curve_key = ("", 0, 0)
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
         self._device = device
         self._on_step = on_step
-        self.sharing = Sharing(kept_kv, backend)
+        self.reuse = PrefixReuse(kept_kv, backend)
         # Ids from this one on can't be read by the model, so nothing is learned of them.
         self._num_readable = sys.maxsize
         self._clock = clock
@@ -85,24 +84,23 @@ class Engine:
         were.
         """
         stats, others, start = prompt.stats, self.rows, self._clock()
-        if not prompt.result.read.num_columns:
-            self.sharing.begin(prompt, others)
-        read_from = self._clock()
-        stats.spend("prepare", read_from - start)
         try:
+            if not prompt.result.read.num_columns:
+                self.reuse.begin(prompt, others)
+            read_from = self._clock()
+            stats.spend("prepare", read_from - start)
             # The model's own sources learn from a prompt's last hidden states.
             num_rows = len(others) + len(prompt.input_ids)
             wanted = [source.num_states(num_rows) for source in self._model_sources]
             plan, so_far = prompt.plan, prompt.result.read
-            read = partial(read_prompt, plan, so_far, num_tokens, num_states=max(wanted, default=0))
-            undo = partial(start_anew, plan, so_far)
-            prefilled = self.sharing.with_memory(read, undo=undo)
+            most = max(wanted, default=0)
+            prefilled = read_prompt(plan, so_far, num_tokens, num_states=most)
             stats.num_prompt_tokens_kept = so_far.num_kept
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is not None:
                 self._join(prompt, prefilled)
         except Exception as error:
-            self.sharing.give_way(error)
+            self.reuse.free_store(error)
             if prompt.fails_alone and prompt.result.rows:
                 self._keep(others)
             raise
@@ -127,20 +125,18 @@ class Engine:
             kv=None if self.backend.chains_only else self.backend.kv,
         )
         rows = prompt.new_rows(prefilled, shared, self._model_sources, new_drafter)
-        self.sharing.joined(prompt, prefilled)
+        self.reuse.joined(prompt, prefilled)
         # A streamer has the first tokens before there are tables, or slots for drafts.
         logits = StepLogits(prefilled.logits[:, None], self._device)
         records = walked(rows, logits, of_prompt=True)
         stats.table_bytes = learned.nbytes
-        admit = partial(
-            self.backend.admit,
+        self.backend.admit(
             prefilled,
             rows,
             self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
-        self.sharing.with_memory(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
         prompt.result.kv = prefilled.cache
@@ -151,7 +147,7 @@ class Engine:
         """Lets in rows that have their first tokens, by some logits (B, 1, V); learns from them."""
         laps = Laps(self._clock)
         self.rows = [*self.rows, *rows]
-        committed = learn(rows, records, Seen(logits, self._fetch_tables(logits)))
+        committed = learn(rows, records, StepOutputs(logits, self._fetch_tables(logits)))
         laps.end("learn")
         for row in rows:
             row.stats.count_time(laps, len(rows))
@@ -168,15 +164,16 @@ class Engine:
         draft(self.rows, step)
         time_to_draft = laps.end("draft") - start
         width = max(len(row.tree) for row in self.rows)
-        for rows, seen in self._forwards(laps):
-            records = walked(rows, seen.logits)
+        run, may_retry = partial(self._forward, laps), partial(self._may_retry, laps)
+        for rows, outputs in in_halves(self.rows, run, may_retry):
+            records = walked(rows, outputs.logits)
             laps.end("verify")
             self.backend.kv.commit([[] if record is None else record.path for record in records])
             # Where drafts led to NaN, their slots are emptied.
             if spoiled := [index for index, row in enumerate(rows) if row.is_spoiled]:
                 self.backend.kv.wipe(spoiled)
             laps.end("commit")
-            committed += learn(rows, records, seen)
+            committed += learn(rows, records, outputs)
             laps.end("learn")
         rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
         if _RETRY not in laps.seconds:
@@ -191,16 +188,18 @@ class Engine:
     @property
     def _processor_clock(self) -> Callable[[], float] | None:
         """None where this thread waits for a device or a disk, or where time is a test's."""
-        waits = self._device is not CPU or self.backend.kind == "streamed"
+        waits = self._device is not CPU or self.backend.forward_name == "streamed"
         return None if waits or self._clock is not perf_counter else thread_time
 
     def _next_step(self) -> Step:
         """Lets cursors that take time work, then asks the budget how wide the step may be."""
         backend, budget, num_rows = self.backend, self.budget, len(self.rows)
-        run_as = (backend.kind, num_rows, context_bucket(backend.kv.front))
-        if run_as != self._run_as:
-            self._run_as = run_as
-            budget.run_as(num_rows, self._runner.costs.curve(self._runner.model, backend, num_rows))
+        curve_key = (backend.forward_name, num_rows, context_bucket(backend.kv.tree_start))
+        if curve_key != self._curve_key:
+            self._curve_key = curve_key
+            budget.use_curve(
+                num_rows, self._runner.costs.curve(self._runner.model, backend, num_rows)
+            )
         for source in self._model_sources:
             source.before_step(num_rows, budget)
         for row in self.rows:
@@ -209,30 +208,12 @@ class Engine:
                     row.drafter.prepare()
         return budget.step(backend.max_width(self.config.max_nodes))
 
-    def _forwards(self, laps: Laps) -> Iterator[tuple[list[Row], Seen]]:
-        """Runs a forward over the trees of all rows, or, where it fails, over each half.
+    def _may_retry(self, laps: Laps, error: Exception) -> bool:
+        """May a forward that has failed be tried again? If kept texts have given it memory."""
+        laps.end(_RETRY)
+        return self.reuse.free_store(error)
 
-        So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
-        forward has succeeded, and rows that have failed are left out.
-        """
-        left = [self.rows]
-        while left:
-            rows = left.pop()
-            try:
-                seen = self.sharing.with_memory(partial(self._forward, rows, laps))
-            except Exception as error:
-                if not rows[0].fails_alone:
-                    raise
-                laps.end(_RETRY)
-                if len(rows) == 1:
-                    rows[0].fail(error)
-                else:  # The halves run later, when the error no longer holds this forward's memory.
-                    half = len(rows) // 2
-                    left += [rows[half:], rows[:half]]
-            else:
-                yield rows, seen
-
-    def _forward(self, rows: list[Row], laps: Laps) -> Seen:
+    def _forward(self, laps: Laps, rows: list[Row]) -> StepOutputs:
         """Runs a forward, and lets the device send what the walks and the sources need."""
         layout = self.backend.lay_out(rows, [row.tree for row in rows])
         laps.end("layout")
@@ -243,9 +224,9 @@ class Engine:
         # The device is asked first for what the walk needs, then for the tables.
         read = StepLogits(logits, self._device)
         laps.end("verify")
-        seen = Seen(read, self._fetch_tables(read), states)
+        outputs = StepOutputs(read, self._fetch_tables(read), states)
         laps.end("learn")
-        return seen
+        return outputs
 
     def _fetch_tables(self, logits: StepLogits) -> Fetched | None:
         """Lets the likeliest tokens at each node come to the CPU; None where nobody learns."""
@@ -263,7 +244,7 @@ class Engine:
         """
         over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.result.rows)]
         if over:
-            self.sharing.ended(over)
+            self.reuse.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]
         rows = list(self.rows)
         for index, row in reversed(list(enumerate(rows))):
@@ -287,15 +268,6 @@ class Engine:
 
     def record_how_it_ran(self, prompt: Prompt) -> None:
         """Writes into its statistics how a prompt that is over, or broke off, was decoded."""
-        stats, backend = prompt.stats, self.backend
-        stats.mode = "chain" if backend.chains_only else "tree"
-        stats.forward = backend.kind
-        stats.captured_bytes = self._runner.captured_bytes
-        stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
-        stats.heads_reason = self._runner.why_no_heads(backend)
-        if (source := prompt.draft_model) is not None:
-            stats.draft_model_reason = stats.idle_reason
-        if isinstance(source, CopySource):
-            stats.draft_model_bytes = source.num_bytes
-            stats.draft_model_reason = source.reason or stats.idle_reason
+        stats = prompt.stats
+        self._runner.describe(stats, self.backend, prompt.draft_model)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

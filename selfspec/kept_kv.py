@@ -1,4 +1,4 @@
-"""`KeptKV`: the keys and values of texts that were read, so that no prompt reads them again.
+"""`PrefixStore`: the keys and values of texts that were read, so that no prompt reads them again.
 
 A prompt goes on from the longest beginning that it shares with a text that is kept, or with one
 that is still being written. Texts are compared token by token; no hash is trusted. Knows token ids
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from selfspec.compat.states import has_states
-from selfspec.forward.columns import Beginning, Columns, TextKV, first_needed
+from selfspec.forward.columns import Columns, Prefix, TextKV, first_needed
 from selfspec.forward.slots import Member
 
 Ids = NDArray[np.int64]
@@ -29,7 +29,7 @@ _LEAST_SHARE = 4
 _MOST_PARENTS = 32  # A text of more turns is copied whole.
 
 
-class PromptEnd(NamedTuple):
+class PromptLogits(NamedTuple):
     """What was known once a prompt was read: how long it is, and the logits after its last token.
 
     Only prompts of the same `scope` share what was read.
@@ -41,16 +41,16 @@ class PromptEnd(NamedTuple):
 
 
 @dataclass(eq=False)
-class Text:
+class KeptText:
     """One text with its keys and values; its first `start` columns are those of its parent.
 
     Running states serve only a prompt that goes on from their place.
     """
 
     ids: Ids
-    end: PromptEnd
+    end: PromptLogits
     kv: TextKV
-    parent: Text | None = None
+    parent: KeptText | None = None
     start: int = 0
 
     @cached_property
@@ -63,7 +63,7 @@ class Text:
         return self.end.logits is not None and self.end.num_tokens == num_tokens
 
     @property
-    def line(self) -> list[Text]:
+    def line(self) -> list[KeptText]:
         """This text, its parent, the parent of that and so on."""
         line = [self]
         while (parent := line[-1].parent) is not None:
@@ -88,7 +88,7 @@ class Text:
         before = self.parent.pieces(member, start, min(first, end))
         return None if before is None else [*before, *mine]
 
-    def beginning(self, ids: Ids, shared: int, cache: Any) -> Beginning | None:
+    def beginning(self, ids: Ids, shared: int, cache: Any) -> Prefix | None:
         """What a prompt needs that shares so many tokens; None if one of its columns was dropped.
 
         At least one token is left to read, unless the logits after the whole prompt are known.
@@ -106,10 +106,10 @@ class Text:
                 return None
             columns[member] = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
         kv = TextKV(columns, self.kv.states)
-        return Beginning(num_columns, kv, self.end.logits if is_whole else None)
+        return Prefix(num_columns, kv, self.end.logits if is_whole else None)
 
 
-class KeptKV:
+class PrefixStore:
     """Texts that have ended, the least lately used first, up to a limit in bytes.
 
     It is for one state of one model; any thread may ask. Whoever uses a text uses its parents too,
@@ -119,7 +119,7 @@ class KeptKV:
     def __init__(self, most: int | None = 0) -> None:
         self._most = most  # None: whatever `limit_to` says.
         self._limit = most or 0
-        self._texts: dict[Text, None] = {}
+        self._texts: dict[KeptText, None] = {}
         self._lock = threading.RLock()
 
     @property
@@ -148,8 +148,8 @@ class KeptKV:
             self.limit_to(0)
 
     def beginning(
-        self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[Text] = ()
-    ) -> Beginning | None:
+        self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[KeptText] = ()
+    ) -> Prefix | None:
         """The longest beginning of a prompt that was read already, for its empty cache.
 
         None where none is long enough to save time.
@@ -164,7 +164,7 @@ class KeptKV:
                     return beginning
         return None
 
-    def keep(self, ids: Ids, end: PromptEnd, kv: TextKV) -> None:
+    def keep(self, ids: Ids, end: PromptLogits, kv: TextKV) -> None:
         """Copies the columns of a text, up to the last of its ids, if they fit.
 
         What an earlier text has is not copied.
@@ -180,19 +180,19 @@ class KeptKV:
             is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))
             if is_known and not any(columns.shape[2] for columns in new.columns.values()):
                 return
-            text = Text(ids, end, new, parent, start)
+            text = KeptText(ids, end, new, parent, start)
             if sum(relative.num_bytes for relative in text.line) > self._limit:
                 return
             self._drop_to(self._limit - text.num_bytes)
             try:
                 logits = None if end.logits is None else end.logits.clone()
-                text = Text(ids, end._replace(logits=logits), _copy(new), parent, start)
+                text = KeptText(ids, end._replace(logits=logits), _copy(new), parent, start)
             except RuntimeError:  # There is no memory, which running texts need more.
                 self.drop()
                 return
             self._use(text)
 
-    def _use(self, text: Text) -> None:
+    def _use(self, text: KeptText) -> None:
         used = dict.fromkeys(text.line)  # Parents come after children, and so are dropped later.
         others = (text for text in self._texts if text not in used)
         self._texts = dict.fromkeys((*others, *used))  # At once, or not at all.
@@ -205,7 +205,7 @@ class KeptKV:
             left -= text.num_bytes
 
 
-def _alike(ids: Ids, scope: Hashable, texts: Iterable[Text]) -> list[tuple[int, Text]]:
+def _alike(ids: Ids, scope: Hashable, texts: Iterable[KeptText]) -> list[tuple[int, KeptText]]:
     """The texts that begin like others, each with the number of tokens; the longest come first.
 
     Of those that share all, one comes first that knows the logits after them.
@@ -215,7 +215,7 @@ def _alike(ids: Ids, scope: Hashable, texts: Iterable[Text]) -> list[tuple[int, 
     return sorted(alike, key=lambda pair: (pair[0], pair[1].answers(len(ids))), reverse=True)
 
 
-def _without_known(columns: Columns, length: int, parent: Text | None, start: int) -> Columns:
+def _without_known(columns: Columns, length: int, parent: KeptText | None, start: int) -> Columns:
     """Each member's columns without those before `start`, if the parent has all of these."""
     new: Columns = {}
     for member, tensor in columns.items():

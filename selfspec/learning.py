@@ -19,7 +19,7 @@ Committed: TypeAlias = tuple[Row, StepRecord]  # A row, and its step's record.
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class StepOutputs:
     """The results of a forward over the trees of some rows."""
 
     logits: StepLogits
@@ -39,13 +39,15 @@ def tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
     return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))
 
 
-def learn(rows: Sequence[Row], records: Sequence[StepRecord | None], seen: Seen) -> list[Committed]:
+def learn(
+    rows: Sequence[Row], records: Sequence[StepRecord | None], outputs: StepOutputs
+) -> list[Committed]:
     """Shows each row's cursors what came of its tree, and then the sources what the model said.
 
     Waits for the tables, if anybody learns. Rows that share sources teach them by one write.
     Returns the rows that have not failed.
     """
-    tops = None if seen.tops is None else tables(*seen.tops.get())
+    tops = None if outputs.tops is None else tables(*outputs.tops.get())
     committed: list[Committed] = []
     lessons: dict[int, list[Committed]] = {}  # For rows that share a calibration.
     for index, (row, record) in enumerate(zip(rows, records, strict=True)):
@@ -56,7 +58,7 @@ def learn(rows: Sequence[Row], records: Sequence[StepRecord | None], seen: Seen)
         with row.guarded():
             if record.path:
                 record.top = None if tops is None else tops.at((index, slice(len(record.tree))))
-                record.states = None if seen.states is None else seen.states[index]
+                record.states = None if outputs.states is None else outputs.states[index]
                 row.drafter.observe(record)
             if learned.learns:
                 learned.calibration.observe(record)

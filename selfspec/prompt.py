@@ -112,7 +112,7 @@ class SeenCall(Call):
     @cached_property
     def support(self) -> DraftSupport:
         """What the model can verify after this prompt; may take a trial of the model."""
-        support = self.runner.ability(self.look)
+        support = self.runner.support(self.look)
         if support.mode != "tree":
             return support
         if reason := prompt_placing_reason(self.model, self.input_ids, self.model_kwargs):

@@ -72,7 +72,7 @@ class Row(KVRow):
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
         self.tree = DraftTree.of_root(self.last_token)  # The drafts of a step.
-        self.prompt_end: Any = None  # A `PromptEnd`, if other prompts may go on after its text.
+        self.prompt_logits: Any = None  # If others may go on after it.
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.
         self.is_spoiled = False  # Did its last step lead to NaN? Then the next one drafts nothing.

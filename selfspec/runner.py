@@ -32,11 +32,13 @@ from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.model import EagerForwards, device_of
 from selfspec.forward.sizes import Limits, Policy
-from selfspec.kept_kv import KeptKV
+from selfspec.kept_kv import PrefixStore
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
+from selfspec.neural.copy_source import CopySource
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.records import HEADS
+from selfspec.stats import GenerationStats
 from selfspec.weights import PackedWeight, linears_of, may_be_packed
 from selfspec.weights.streamed import is_streamed
 
@@ -67,10 +69,10 @@ class ModelRunner:
         # Draft models that were checked, and what one of their forwards brings and takes.
         self.draft_models: WeakKeyDictionary[Any, SourceWorth] = WeakKeyDictionary()
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
-        self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
+        self._supports: dict[Hashable, DraftSupport] = {}  # by the state of the model
         self._trying = threading.Lock()
         self._captured = KeptRunner()
-        self._kept_kv: KeptKV | str = ""
+        self._kept_kv: PrefixStore | str = ""
         self._state_of_kv: Hashable = None
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
 
@@ -80,26 +82,26 @@ class ModelRunner:
         assert model is not None
         return model
 
-    def ability(self, look: Look | None = None, *, trusts_hooks: bool = False) -> DraftSupport:
+    def support(self, look: Look | None = None, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
         look, is_trusted = look or look_at(self.model), trusts_hooks or self.config.trust_hooks
         if look.foreign and not is_trusted and (reason := distrusted(look.foreign)) is not None:
             return DraftSupport("plain", reason, None)
         model, state = look.model, look.verdict_key
         with self._trying:  # A second thread waits for the first one's verdict.
-            if state in self._abilities:
-                return self._abilities[state]
+            if state in self._supports:
+                return self._supports[state]
             start = perf_counter()
             with uncompiled(model):
-                ability = probe(model)
+                support = probe(model)
             name, seconds = type(model).__name__, perf_counter() - start
-            _log.info("%s can verify: %s (tried in %.2f s)", name, ability.mode, seconds)
-            if len(self._abilities) == _MOST_STATES:
-                del self._abilities[next(iter(self._abilities))]
-            self._abilities[state] = ability
-            return ability
+            _log.info("%s can verify: %s (tried in %.2f s)", name, support.mode, seconds)
+            if len(self._supports) == _MOST_STATES:
+                del self._supports[next(iter(self._supports))]
+            self._supports[state] = support
+            return support
 
-    def kept_kv(self, look: Look) -> KeptKV | str:
+    def kept_kv(self, look: Look) -> PrefixStore | str:
         """What was kept of texts that the model has read as it is now; or why nothing can be.
 
         What was read in another state is dropped, and who still reads in it keeps nothing more.
@@ -107,20 +109,20 @@ class ModelRunner:
         with self._trying:
             state = look.kv_key()
             if state != self._state_of_kv:
-                if isinstance(self._kept_kv, KeptKV):
+                if isinstance(self._kept_kv, PrefixStore):
                     self._kept_kv.close()
-                self._kept_kv = state if isinstance(state, str) else KeptKV(self._kept_bytes())
+                self._kept_kv = state if isinstance(state, str) else PrefixStore(self._kept_bytes())
                 self._state_of_kv = state
             return self._kept_kv
 
     @property
     def kept_kv_bytes(self) -> int:
         """Bytes of the keys and values of texts that have ended."""
-        return self._kept_kv.num_bytes if isinstance(self._kept_kv, KeptKV) else 0
+        return self._kept_kv.num_bytes if isinstance(self._kept_kv, PrefixStore) else 0
 
     def forget_kept_kv(self) -> None:
         """Drops the keys and values of all texts that have ended."""
-        if isinstance(store := self._kept_kv, KeptKV):
+        if isinstance(store := self._kept_kv, PrefixStore):
             store.drop()
 
     def _kept_bytes(self) -> int | None:
@@ -149,11 +151,6 @@ class ModelRunner:
         is_wanted = forward == "graph" or (forward == "auto" and device.can_capture)
         return is_wanted and not is_streamed(self.model)
 
-    @property
-    def captured_bytes(self) -> int:
-        """Bytes that captured forwards keep from call to call."""
-        return self._captured.num_bytes
-
     def sources(self, top_k: int) -> list[Source]:
         """The sources that are parts of the model: its heads."""
         if HEADS not in self.config.sources or isinstance(heads := self.heads(), str):
@@ -170,7 +167,7 @@ class ModelRunner:
                 _log.info("heads of %s: %s", type(model).__name__, self._heads[1])
             return self._heads[1]
 
-    def why_no_heads(self, backend: Backend) -> str | None:
+    def _why_no_heads(self, backend: Backend) -> str | None:
         """Why the heads that the model's config promises are not asked, if they are wanted."""
         if HEADS not in self.config.sources or not num_heads(self.model):
             return None
@@ -178,6 +175,19 @@ class ModelRunner:
             return "captured forwards show nobody the hidden states that heads read"
         heads = self.heads()
         return heads if isinstance(heads, str) else None
+
+    def describe(self, stats: GenerationStats, backend: Backend, draft_model: Any) -> None:
+        """Writes how forwards were run, and what the model's own sources have taken."""
+        stats.mode = "chain" if backend.chains_only else "tree"
+        stats.forward = backend.forward_name
+        stats.captured_bytes = self._captured.num_bytes
+        stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
+        stats.heads_reason = self._why_no_heads(backend)
+        if draft_model is not None:
+            stats.draft_model_reason = stats.idle_reason
+        if isinstance(draft_model, CopySource):
+            stats.draft_model_bytes = draft_model.num_bytes
+            stats.draft_model_reason = draft_model.reason or stats.idle_reason
 
     def decoding(self) -> AbstractContextManager[None]:
         """Inside, transformers' own switches for decoding are set."""
@@ -195,13 +205,13 @@ class ModelRunner:
 
     @contextmanager
     def backend(
-        self, look: Look, ability: DraftSupport, limits: Limits | None = None
+        self, look: Look, support: DraftSupport, limits: Limits | None = None
     ) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
         It has no rows yet. Captured forwards belong to one call or session at a time.
         """
-        model, attention = look.model, ability.attention
+        model, attention = look.model, support.attention
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from selfspec.ability.rope import changes_other_rows
+from selfspec.ability.families import changes_other_rows
 from selfspec.compat.generation import belongs_to_caller
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
 from selfspec.forward.columns import layers_reason, text_kv_in
 from selfspec.forward.prompt import Prefilled, ReadSoFar
-from selfspec.kept_kv import KeptKV, PromptEnd, Text
+from selfspec.kept_kv import KeptText, PrefixStore, PromptLogits
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone, Row
 
-T = TypeVar("T")
 
-
-class Sharing:
+class PrefixReuse:
     """The store of an engine, or why it has none; with neither, nothing is shared."""
 
-    def __init__(self, kept_kv: KeptKV | str | None, backend: Backend) -> None:
-        self._store = kept_kv if isinstance(kept_kv, KeptKV) else None
+    def __init__(self, kept_kv: PrefixStore | str | None, backend: Backend) -> None:
+        self._store = kept_kv if isinstance(kept_kv, PrefixStore) else None
         self._reason = kept_kv if isinstance(kept_kv, str) else None
         self._backend = backend
 
@@ -38,22 +34,15 @@ class Sharing:
         if self._store is None or stats.kept_reason is not None:
             return
         ids = np.array(plan.input_ids[0].tolist())
-        running = [self._text_of(row) for row in rows if row.prompt_end is not None]
-        find = partial(self._store.beginning, ids, _scope(prompt), plan.cache, running)
-        if (beginning := self.with_memory(find)) is not None:  # Else the prompt is read whole.
-            prompt.result.read = ReadSoFar.of_prefix(plan, beginning)
-
-    def with_memory(self, work: Callable[[], T], undo: Callable[[], bool] | None = None) -> T:
-        """The result of `work`, which is tried once more if dropping kept texts gives it memory.
-
-        Work that fails must leave all as it was, or `undo` must be able to.
-        """
+        running = [self._text_of(row) for row in rows if row.prompt_logits is not None]
         try:
-            return work()
+            prefix = self._store.beginning(ids, _scope(prompt), plan.cache, running)
         except Exception as error:
-            if not self.give_way(error) or (undo is not None and not undo()):
+            if not self.free_store(error):
                 raise
-        return work()
+            prefix = None
+        if prefix is not None:  # Else the prompt is read whole.
+            prompt.result.read = ReadSoFar.of_prefix(plan, prefix)
 
     def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
         """A prompt was read, which others may share from now on, if it has one row.
@@ -64,9 +53,9 @@ class Sharing:
         if self._store is None or prompt.stats.kept_reason is not None or not has_one_row:
             return
         (row,) = prompt.result.rows
-        row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
+        row.prompt_logits = PromptLogits(len(row.prompt_ids), prefilled.logits, _scope(prompt))
         if (kv := text_kv_in(prefilled.cache)).states:  # Soon they are those of a longer text.
-            self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
+            self._store.keep(np.array(row.prompt_ids), row.prompt_logits, kv)
 
     def ended(self, prompts: Sequence[Prompt]) -> None:
         """Keeps what was read of these prompts, whose rows are still there, but after an error.
@@ -75,7 +64,7 @@ class Sharing:
         """
         for row in (row for prompt in prompts for row in prompt.result.rows):
             is_whole = row.error is None or isinstance(row.error, ReaderGone)
-            if self._store is not None and row.prompt_end is not None and is_whole:
+            if self._store is not None and row.prompt_logits is not None and is_whole:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
 
@@ -85,7 +74,7 @@ class Sharing:
             return
         if num_read := prompt.result.read.num_columns:
             ids = np.array(prompt.input_ids[0, :num_read].tolist())
-            end = PromptEnd(num_read, None, _scope(prompt))
+            end = PromptLogits(num_read, None, _scope(prompt))
             self._store.keep(ids, end, text_kv_in(prompt.plan.cache))
 
     def limit_to(self, num_bytes: int) -> None:
@@ -93,7 +82,7 @@ class Sharing:
         if self._store is not None:
             self._store.limit_to(num_bytes)
 
-    def give_way(self, error: Exception) -> bool:
+    def free_store(self, error: Exception) -> bool:
         """Drops what is kept of texts that have ended, if memory has run out; was there any?"""
         if self._store is None or not is_out_of_memory(error):
             return False
@@ -130,10 +119,10 @@ class Sharing:
             return "its model verifies chains alone, which say nothing of prompts in two parts"
         return None
 
-    def _text_of(self, row: Row) -> Text:
+    def _text_of(self, row: Row) -> KeptText:
         """The tokens of a row whose keys and values are there, and these."""
         ids = np.array((row.prompt_ids + row.new_ids)[: row.num_columns])
-        return Text(ids, row.prompt_end, self._backend.kv.text_kv(row))
+        return KeptText(ids, row.prompt_logits, self._backend.kv.text_kv(row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -36,8 +36,7 @@ class GenerationStats:
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_drafts: Steps that verified a draft.
-        num_draft_forwards: Forwards of the draft model or of heads, those over the prompts among
-            them.
+        num_draft_forwards: Forwards of the draft model or of heads, with those over the prompts.
         accepted_lengths: How many steps there were by the number of accepted drafts.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
         accepted_by_source: Accepted tokens by source, counted in the same way.

@@ -65,7 +65,7 @@ class ScriptedBackend:
     setting_up = 0.0
     chains_only = False
     shows_states = False
-    kind = "eager"
+    forward_name = "eager"
 
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
@@ -78,7 +78,7 @@ class ScriptedBackend:
         self._trees: list[DraftTree] = []
 
     @property
-    def front(self) -> int:
+    def tree_start(self) -> int:
         return max(map(len, self.texts))
 
     def prompt_logits(self) -> torch.Tensor:

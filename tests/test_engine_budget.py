@@ -229,10 +229,10 @@ def test_each_length_of_a_text_teaches_its_own_curve() -> None:
 
     def adjusted(backend: ClockedBackend, seconds: float) -> float:
         """Forwards take twice as long from 256 tokens on."""
-        return seconds * (2.0 if backend.front >= 256 else 1.0)
+        return seconds * (2.0 if backend.tree_start >= 256 else 1.0)
 
     def curve_of(backend: ScriptedBackend) -> CostCurve:
-        first = 256 if backend.front >= 256 else 0
+        first = 256 if backend.tree_start >= 256 else 0
         if first not in curves:
             curves[first] = curves[0].of_other_length() if first else CostCurve.unknown(0.2)
         return curves[first]

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "cuda": _FORWARD | {"ability", "forward"},
     "neural": _NEURAL,
     "kept_kv": _FORWARD | {"forward"},
-    "runner": _RUN,
+    "runner": _RUN | {"stats"},
     "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},

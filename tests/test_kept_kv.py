@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from selfspec import ConfigError, SelfSpec, kept_kv, runner
 from selfspec.compat.generation import KV
 from selfspec.forward.columns import TextKV, fill
-from selfspec.kept_kv import KeptKV, PromptEnd, Text
+from selfspec.kept_kv import KeptText, PrefixStore, PromptLogits
 from tests.fakes import attached_model, prompt
 from tests.lossless.same import FIXED, MODES, assert_same_ids, assert_same_kv, few, run
 from tests.zoo import ARCHITECTURES
@@ -57,11 +57,11 @@ def empty_cache() -> DynamicCache:
     return cache
 
 
-def end_of(ids: Sequence[int], num_tokens: int, scope: Any = None) -> PromptEnd:
-    return PromptEnd(num_tokens, stamped(ids)[0, 0, num_tokens - 1 : num_tokens], scope)
+def end_of(ids: Sequence[int], num_tokens: int, scope: Any = None) -> PromptLogits:
+    return PromptLogits(num_tokens, stamped(ids)[0, 0, num_tokens - 1 : num_tokens], scope)
 
 
-def assert_sound(store: KeptKV, limit: int) -> None:
+def assert_sound(store: PrefixStore, limit: int) -> None:
     """All bytes are counted, none is above the limit, and parents are dropped after children."""
     texts = list(store._texts)
     tensors = [
@@ -88,7 +88,7 @@ ids_lists = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 @settings(max_examples=150)
 @given(data=st.data(), windowed=st.booleans())
 def test_the_store_against_plain_lists(data: st.DataObject, windowed: bool) -> None:
-    store, limit, texts = KeptKV(10**6), 10**6, list[list[int]]()
+    store, limit, texts = PrefixStore(10**6), 10**6, list[list[int]]()
     for _ in range(data.draw(st.integers(1, 12))):
         what = data.draw(st.sampled_from(["keep", "keep", "find", "limit"]))
         ids, scope = data.draw(ids_lists), data.draw(st.sampled_from([None, 7]))
@@ -134,7 +134,7 @@ def check_beginning(found: Any, ids: list[int]) -> None:
 
 
 def test_what_is_used_again_is_kept_longest_and_kin_is_stored_once() -> None:
-    store, first, other = KeptKV(10**6), [1] * 8, [2] * 8
+    store, first, other = PrefixStore(10**6), [1] * 8, [2] * 8
     store.keep(np.array(first), end_of(first, 8), held_of(first, 0))
     size = store.num_bytes
     store.keep(np.array(other), end_of(other, 8), held_of(other, 0))
@@ -148,7 +148,7 @@ def test_what_is_used_again_is_kept_longest_and_kin_is_stored_once() -> None:
 
 
 def test_no_memory_for_a_copy_drops_all_and_a_closed_store_keeps_nothing(monkeypatch) -> None:
-    store, ids = KeptKV(10**6), [1] * 8
+    store, ids = PrefixStore(10**6), [1] * 8
     store.keep(np.array(ids), end_of(ids, 8), held_of(ids, 0))
 
     def none_left(_held: TextKV) -> TextKV:
@@ -172,7 +172,7 @@ def test_an_interrupt_anywhere_leaves_the_store_sound(limit: int) -> None:
     """Before each line of the store in turn, while it keeps a text and drops others."""
     line, is_through = 0, False
     while not is_through:
-        store, base, line = KeptKV(limit), [1] * 8, line + 1
+        store, base, line = PrefixStore(limit), [1] * 8, line + 1
         for ids in ([2] * 6, base, [*base, 3, 4], [5] * 6):
             store.keep(np.array(ids), end_of(ids, 6), held_of(ids, 0))
         longer = [*base, 3, 4, 5, 6]
@@ -217,7 +217,7 @@ def test_no_memory_to_join_columns_drops_all_and_reads_all(monkeypatch) -> None:
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Text, "pieces", none_left)
+        patch.setattr(KeptText, "pieces", none_left)
         assert kept_after(spec, model, longer) == 0
     assert kept_after(spec, model, longer) == longer["input_ids"].shape[1]
 
@@ -238,7 +238,7 @@ def test_an_error_while_a_store_is_made_is_no_verdict(monkeypatch) -> None:
 
 def test_a_long_line_of_turns_begins_anew(monkeypatch) -> None:
     monkeypatch.setattr(kept_kv, "_MOST_PARENTS", 3)
-    store, ids = KeptKV(10**6), [1] * 4
+    store, ids = PrefixStore(10**6), [1] * 4
     for turn in range(12):
         ids = [*ids, turn, turn]
         store.keep(np.array(ids), end_of(ids, len(ids)), held_of(ids, 0))
@@ -247,8 +247,8 @@ def test_a_long_line_of_turns_begins_anew(monkeypatch) -> None:
 
 
 def test_a_running_text_is_a_source_and_not_counted() -> None:
-    store, ids = KeptKV(0), [1] * 8
-    running = Text(np.array(ids), end_of(ids, 8), held_of(ids, 0))
+    store, ids = PrefixStore(0), [1] * 8
+    running = KeptText(np.array(ids), end_of(ids, 8), held_of(ids, 0))
     found = store.beginning(np.array(ids), None, empty_cache(), [running])
     assert (found.num_columns, store.num_bytes) == (8, 0)
     check_beginning(found, ids)
@@ -258,7 +258,7 @@ def test_states_serve_only_what_goes_on_from_their_place() -> None:
     ids, state = [1] * 8, torch.ones(1, 2, 3)
     cache = empty_cache()
     cache.layers.append(LinearAttentionLayer())
-    store = KeptKV(10**6)
+    store = PrefixStore(10**6)
     store.keep(np.array(ids), end_of(ids, 8), held_of(ids, 0))
     assert store.beginning(np.array([*ids, 2]), None, cache) is None  # It has none.
     longer = [*ids, 3]

@@ -30,7 +30,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
         return DraftSupport("plain", "it is only pretended to be tried", None)
 
     monkeypatch.setattr(run, "probe", slowly)
-    in_threads(lambda _index: runner.ability(), 8, 8)
+    in_threads(lambda _index: runner.support(), 8, 8)
     assert tried == [model]
 
 
@@ -48,7 +48,7 @@ def test_a_model_is_not_tried_while_it_decodes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(look, "device_of", lambda _model: torch.device("cuda"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     known = run.ModelRunner(model, SpecConfig())
-    known.ability()
+    known.support()
     with decoding_switches(model):
-        in_threads(lambda _index: known.ability(), 1, 1)
+        in_threads(lambda _index: known.support(), 1, 1)
     assert tried == [model]

@@ -113,7 +113,7 @@ def _answer(job: Job, model: Any, method: Method, memory: _Memory) -> Result:
     with _counted_forwards(model) as all_forwards:
         if isinstance(method, SelfSpecMethod):
             # Is tried out once, with the hook that counts, and is not part of an answer.
-            method.spec.ability(model)
+            method.spec.support(model)
         before, tried = _read(model), all_forwards()
         for prompt in job.prompts:
             ids = torch.tensor([prompt])

@@ -31,9 +31,9 @@ class Repeating(Device):
 
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The layers of a model whose forwards can be captured; refuses any other."""
-    ability, layers = SelfSpec().ability(model), layers_of(model)
-    if ability.attention is None or layers is None:
-        reason = ability.reason or "its layers are in several lists"
+    support, layers = SelfSpec().support(model), layers_of(model)
+    if support.attention is None or layers is None:
+        reason = support.reason or "its layers are in several lists"
         raise EvalError(f"--model must be one whose forwards can be captured ({reason})")
     return layers
 
@@ -47,7 +47,7 @@ def fixed_forward(
     With `captures` it is a replay if the device can; refuses what can't be had. It has run once,
     which made all that lasts.
     """
-    attention = SelfSpec().ability(model).attention
+    attention = SelfSpec().support(model).attention
     assert attention is not None
     ids = torch.arange(num_tokens, device=model.device)[None] % model.config.vocab_size
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))

@@ -10,11 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec.ability.readings import (
-    Text,
+    TrialText,
     arguments_at,
     new_cache,
     prefilled,
-    read_at_once,
     read_by_steps,
     read_on,
 )
@@ -41,9 +40,9 @@ from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
 from selfspec.forward.prompt import Prefilled
 
-# How far a forward over several tokens may be from plain steps, as a share of how far it would be
-# without the tokens before the last one. Rounding is smaller than the first share in any precision,
-# and smaller than the second one in float32.
+# How far a forward over several tokens may differ from plain steps. It is a share of the difference
+# that leaving out all tokens but the last would make. Rounding differs by less than the first share
+# in any precision, and by less than the second in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
 _PROMPT = 3  # The prompt of a chain has this many tokens.
 # The kinds of running states that a faulty forward may leave out.
@@ -63,9 +62,9 @@ def chain_trial(ids: Sequence[int], *, has_states: bool) -> Trial:
         rows      0     1                                   2                                3
     """
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
-    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
-    uncropped = Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT)
-    forgotten = Text([*prompt, d], range(4), [3], _PROMPT)
+    text = TrialText([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
+    uncropped = TrialText([*prompt, root, a, b, c, d], range(8), [7], _PROMPT)
+    forgotten = TrialText([*prompt, d], range(4), [3], _PROMPT)
     faults = [
         Fault("a model that keeps nothing", [2], forgotten),
         Fault("a model that crops nothing", [2], uncropped),
@@ -98,8 +97,7 @@ def check_chain(
     trial = chain_trial(ids, has_states=has_states)
     # Plain steps are right, also where forwards over several tokens are not.
     right = read_by_steps(model, trial.text, layers)
-    (whole,) = read_at_once(model, [trial.text], layers)
-    answers = trial.wrong_answers(model, layers)
+    whole, *answers = trial.answers(model, layers)
     share = _ROUNDING_32 if has_states and model.dtype == torch.float32 else _ROUNDING
     if distance_of(whole, right) > share * distance_of(answers[0], right[[2]]):
         return "several tokens in one forward give other results than one after the other"

@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from selfspec.ability.chain_trials import check_chain, check_prompt, states_reason
-from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.look import look_at
+from selfspec.ability.readings import Decoder
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_tree
 from selfspec.attention import EXACT_ATTENTION

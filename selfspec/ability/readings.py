@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.compat.generation import KV
+from selfspec.compat.generation import KV, kv_of
 from selfspec.compat.states import states_by_place
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import device_of, takes
 
+_NUM_COLUMNS = 4  # Of what an encoder has read in a trial; a decoder takes any number.
 
-class Text(NamedTuple):
+
+class TrialText(NamedTuple):
     """A text with its positions, and the indices of the tokens whose output is compared.
 
     Where it is read in two forwards, the first one reads `num_prompt` tokens.
@@ -32,7 +35,7 @@ class Text(NamedTuple):
 
 
 def read_at_once(
-    model: PreTrainedModel, texts: Sequence[Text], layers: TrialLayers
+    model: PreTrainedModel, texts: Sequence[TrialText], layers: TrialLayers
 ) -> list[torch.Tensor]:
     """The outputs (N, D) of the texts' compared tokens, in one forward without a KV cache.
 
@@ -55,7 +58,7 @@ def read_at_once(
     return [row[list(text.compared)].float() for row, text in zip(outputs, texts, strict=True)]
 
 
-def read_in_two(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
+def read_in_two(model: PreTrainedModel, text: TrialText, layers: TrialLayers) -> torch.Tensor:
     """The output (N, D) of a text's compared tokens, in a forward after that of its prompt."""
     start = text.num_prompt
     cache = prefilled(model, text.ids[:start], layers)
@@ -63,7 +66,7 @@ def read_in_two(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torc
     return output[[index - start for index in text.compared]].float()
 
 
-def read_by_steps(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
+def read_by_steps(model: PreTrainedModel, text: TrialText, layers: TrialLayers) -> torch.Tensor:
     """The output (N, D) of a text's compared tokens, by plain steps after its prompt."""
     start = text.num_prompt
     cache = prefilled(model, text.ids[:start], layers)
@@ -130,3 +133,44 @@ def arguments_at(
     if takes(model, "position_ids"):
         arguments["position_ids"] = torch.tensor([positions] * num_rows, device=device_of(model))
     return arguments
+
+
+class _Read(BaseModelOutput):  # type: ignore[misc]
+    """What an encoder has read. Some decoders look for the encoder's mask in it."""
+
+    attention_mask = None
+
+
+class Decoder:
+    """The decoder of a model, whose encoder has read some noise; everything else is the model's.
+
+    The encoder itself is never run, since it may take as long as many steps.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,  # of the text; a trial hides none of it
+        **inputs: Any,
+    ) -> Any:
+        """One forward, with the inputs of any decoder or with those that the model prepares."""
+        inputs = {"decoder_input_ids": input_ids, **inputs}
+        if (kv := kv_of(inputs)) is not None:
+            inputs[KV] = EncoderDecoderCache(kv, DynamicCache())
+        return self._model(**inputs, encoder_outputs=self._noise(len(inputs["decoder_input_ids"])))
+
+    def _noise(self, num_rows: int) -> _Read:
+        encoder = self._model.get_encoder()
+        width = getattr(encoder, "config", self._model.config).get_text_config().hidden_size
+        seeded = torch.Generator("cpu").manual_seed(0)
+        noise = torch.randn(
+            (1, _NUM_COLUMNS, width), generator=seeded, dtype=torch.float32, device="cpu"
+        )
+        noise = noise.to(device_of(self._model), self._model.dtype)
+        return _Read(last_hidden_state=noise.expand(num_rows, -1, -1))

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec.ability.readings import (
-    Text,
+    TrialText,
     arguments_at,
     prefilled,
     read_at_once,
@@ -66,14 +66,14 @@ class Fault(NamedTuple):
 
     name: str
     rows: list[int]
-    text: Text
+    text: TrialText
     forgets: tuple[str, ...] = ()
 
 
 class Trial(NamedTuple):
     """Forwards over drafts, the text whose compared tokens they must give, and possible faults."""
 
-    text: Text
+    text: TrialText
     forwards: list[TrialForward]
     faults: list[Fault]
 
@@ -86,10 +86,14 @@ class Trial(NamedTuple):
                 backend.kv.commit([forward.compared])
         return torch.cat(outputs)
 
-    def wrong_answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
-        """The output that a model with each of the faults would have."""
-        answers = read_at_once(model, [fault.text for fault in self.faults], layers)
-        for index, (_, rows, text, forgets) in enumerate(self.faults):
+    def answers(self, model: PreTrainedModel, layers: TrialLayers) -> list[torch.Tensor]:
+        """What a plain forward gives for the text, and what a model with each fault would give.
+
+        Faulty texts are longer: what a user's code does to the last column of a wide forward, as to
+        the end of a prompt, is seen in no answer.
+        """
+        answers = read_at_once(model, [self.text, *(fault.text for fault in self.faults)], layers)
+        for index, (_, rows, text, forgets) in enumerate(self.faults, 1):
             if forgets:
                 answers[index] = read_without_states(model, text.ids, len(rows), forgets, layers)
         return answers
@@ -120,10 +124,12 @@ def tree_trial(ids: Sequence[int]) -> Trial:
     start, before = len(prompt), [*prompt, root]
     n = start + 1  # The position of b.
     old = range(n)
-    text = Text([*before, b, c, d], range(n + 3), [start, n, n + 1, n + 2, n + 2], start)
-    seeing = Text([*before, wrong[0], b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], start)
+    text = TrialText([*before, b, c, d], range(n + 3), [start, n, n + 1, n + 2, n + 2], start)
+    seeing = TrialText(
+        [*before, wrong[0], b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], start
+    )
     by_column = text._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1])
-    keeping_others = Text([*before, wrong[0], b, d], range(n + 3), [n + 2, n + 2], start)
+    keeping_others = TrialText([*before, wrong[0], b, d], range(n + 3), [n + 2, n + 2], start)
     faults = [
         Fault("a model that sees other guesses", [1, 2], seeing),
         Fault("a model with positions by column", [1, 2], by_column),
@@ -138,7 +144,7 @@ def tree_trial(ids: Sequence[int]) -> Trial:
     return Trial(text, forwards, faults)
 
 
-def first_forward(text: Text, others: Sequence[int]) -> TrialForward:
+def first_forward(text: TrialText, others: Sequence[int]) -> TrialForward:
     """The first forward of a tree's trial, with other wrong children."""
     root, b, c = text.ids[text.num_prompt :][:3]
     first = len(others) + 1
@@ -172,11 +178,9 @@ def check_tree(
         return reason
     # Plain steps are right, also where forwards over several tokens are not, and where the model
     # counts positions by itself, from another number than columns do.
+    right, *answers = trial.answers(model, layers)
     if types.states or positions is None:
         right = read_by_steps(model, text, layers)
-    else:
-        (right,) = read_at_once(model, [text], layers)
-    answers = trial.wrong_answers(model, layers)
     backend = new_backend(model, types)
     widest = max(map(len, crowds), default=0)
     position = next_positions(model, prompt_ids, arguments)

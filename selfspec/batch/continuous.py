@@ -32,7 +32,7 @@ def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dic
     config = copy.copy(call["generation_config"] or model.generation_config)
     num_texts, config.num_return_sequences = config.num_return_sequences or 1, 1
     limit = call["kwargs"].get("max_new_tokens") or config.max_new_tokens
-    if reason := _reason(call, limit, spec.runner(model).ability().mode):
+    if reason := _reason(call, limit, spec.runner(model).support().mode):
         raise UnsupportedError(f"generate_batch() is not drafted for, since {reason}")
     prompts = [list(ids) for ids in call["inputs"] for _ in range(num_texts)]
     start, outputs = perf_counter(), dict[int, BatchOutput]()

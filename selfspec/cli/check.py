@@ -128,7 +128,7 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     from selfspec import __version__
     from selfspec.machine.hardware import calculates_in, device_name
 
-    device, mode = writer.model.device, spec.ability(writer.model).mode
+    device, mode = writer.model.device, spec.support(writer.model).mode
     is_off, why = mode == "plain", spec.stats.disabled_reason
     half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
     versions = f"transformers {version('transformers')}, torch {version('torch')}"

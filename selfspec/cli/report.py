@@ -85,7 +85,8 @@ def python_lines(options: WriteOptions, measured: Comparison, *, sees: bool = Fa
     if options.weights is not None:
         more = ", sees=True" if sees else ""
         load = f'selfspec.load("{options.model}", weights="{options.weights}"{more})'
-    name, drafts = options.draft_model, ""
+    # A draft model that drafted nothing takes memory alone.
+    name, drafts = None if measured.total.draft_model_reason else options.draft_model, ""
     lines = [f"model = {load}"]
     if name is not None:
         drafts = f'draft_model="{name}"' if name in ROUNDED else "draft_model=small"

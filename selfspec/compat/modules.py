@@ -20,7 +20,7 @@ MOVES = "_apply"
 
 _INSIDE_COMPILED = "_torchdynamo_orig_callable"  # The forward that `torch.compile` has compiled.
 
-# Switches of known classes are of these types. Some of their modules count calls in whole numbers.
+# Types of switches on modules. Whole numbers are none: some modules count their calls in them.
 _SWITCHES = frozenset((bool, float, str))
 # These have neither a forward nor weights; a large part of an adapter's modules.
 _CONTAINERS = frozenset((nn.ModuleDict, nn.ModuleList))

@@ -38,9 +38,9 @@ class Step:
         self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
     def search(self) -> Pays | None:
-        """Says for the next tree, node by node, whether another one may pay; None: all may.
+        """A function that says, node by node, whether one more may pay; None: every node may.
 
-        It is told the tree so far and the score of the node.
+        It gets the tree so far and the score of the next node.
         """
         return None
 
@@ -66,7 +66,7 @@ class Budget(TimeBudget):
         """The next step, of at most `allowed` nodes."""
         return Step(allowed)
 
-    def run_as(self, num_rows: int, curve: CostCurve) -> None:
+    def use_curve(self, num_rows: int, curve: CostCurve) -> None:
         """Told how forwards are run from now, how many rows share them, and what they cost."""
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
@@ -75,9 +75,9 @@ class Budget(TimeBudget):
 
 
 class MeasuredBudget(Budget):
-    """The width that brings the most tokens a second, by what steps of all widths took.
+    """Chooses the width that brings the most tokens a second, from the times of earlier steps.
 
-    Serves one call, or rows that come and go. `curve` is what steps cost; None: what `run_as`
+    Serves one call, or rows that come and go. `curve` is what steps cost; None: what `use_curve`
     says. `ledger` outlives calls, so that many short ones lose no more than a long one; None: a new
     one.
     """
@@ -90,7 +90,7 @@ class MeasuredBudget(Budget):
         self._num_rows = 0
         self._drafting = deque([0.0, 0.0], maxlen=5)  # Time to draft, in plain steps.
 
-    def run_as(self, num_rows: int, curve: CostCurve) -> None:
+    def use_curve(self, num_rows: int, curve: CostCurve) -> None:
         """Uses this curve from now on."""
         self._num_rows = num_rows
         if not self._keeps_curve:

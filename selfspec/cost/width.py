@@ -70,7 +70,7 @@ class WidthSearch:
         return False
 
     def add(self, gain: float) -> bool:
-        """Counts a node of every row in, which bring `gain` together; is that the best width?"""
+        """Adds one node to every row, `gain` for all together; is this the best width so far?"""
         self.num_nodes, self._tokens = self.num_nodes + 1, self._tokens + gain
         rate = self._tokens / self._costs[self.num_nodes]
         if rate <= self.best.rate:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from selfspec.ability.families import changing_rope
 from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import try_backend
-from selfspec.ability.rope import changing_rope
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import is_parallel
 from selfspec.cuda.runner import StaticRunner

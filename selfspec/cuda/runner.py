@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.forward.backends import CaptureFailed
-from selfspec.forward.layout import InputShape, read
+from selfspec.forward.layout import InputShape, unpack_inputs
 from selfspec.forward.model import AttentionTypes, Logits, logits_of
 from selfspec.forward.sizes import Policy
 from selfspec.forward.states.slots import Branches
@@ -69,7 +69,7 @@ class StaticRunner:
         self._functions = attention.functions
         self._device = device
         self._torch_device = torch_device
-        self._shown: torch.Tensor | None = None  # The copied original of `_visible`.
+        self._shown: torch.Tensor | None = None  # The tensor that was copied last to `_visible`.
         self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
         self._outputs = _lasting((0, 1), torch.float32, torch_device)  # Logits (Q, V) of any shape.
@@ -120,7 +120,7 @@ class StaticRunner:
         return forward
 
     def _show(self, num_rows: int) -> None:
-        """Copies which of a prompt's columns count, where that has changed."""
+        """Copies the mask of a prompt's columns into the buffer, if it has changed."""
         visible, buffer = self.kv.visible, self._visible
         if visible is None:
             return
@@ -169,7 +169,7 @@ class StaticRunner:
 
     def _logits(self, model: Any, key: ForwardKey) -> torch.Tensor:
         """The logits (R, W, V) of the inputs that were sent; Python reads no number of them."""
-        layout = read(
+        layout = unpack_inputs(
             self._inputs[key.shape],
             key.shape,
             windows=self._windows,

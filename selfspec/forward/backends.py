@@ -13,8 +13,9 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
+from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.layout import InputShape, hiding, read, write
+from selfspec.forward.layout import InputShape, hiding, pack_inputs, unpack_inputs
 from selfspec.forward.model import (
     AttentionTypes,
     EagerForwards,
@@ -93,7 +94,7 @@ class TreeBackend:
         self._model = model
         self._attention = attention
         self._captured = captured
-        self._eager_kind = eager.kind
+        self._eager_name = eager.name
 
     @property
     def is_captured(self) -> bool:
@@ -101,9 +102,9 @@ class TreeBackend:
         return self.kv.policy.is_fixed
 
     @property
-    def kind(self) -> str:
+    def forward_name(self) -> str:
         """How forwards are run, as `GenerationStats.forward` names it."""
-        return CAPTURED if self.is_captured else self._eager_kind
+        return CAPTURED if self.is_captured else self._eager_name
 
     def admit(
         self,
@@ -121,8 +122,14 @@ class TreeBackend:
         `max_tree` the most queries of a row in one forward.
         """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
+        num_columns = columns_of(prompt.cache)
+        if visible is not None and num_columns not in (0, visible.shape[1]):
+            raise UnsupportedError(
+                f"the columns of a padded prompt must be its tokens (got {num_columns} columns for "
+                f"{visible.shape[1]} tokens); call generate() for each prompt"
+            )
         positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
-        most = columns_of(prompt.cache) + max_new_columns + max_tree
+        most = num_columns + max_new_columns + max_tree
         self.add(prompt.cache, positions, visible, rows=rows, others=others, max_columns=most)
 
     def add(
@@ -162,7 +169,7 @@ class TreeBackend:
         period = self._attention.scale_period
         if not period:
             return max_nodes
-        return min(max_nodes, period - (self.kv.front + 1) % period)
+        return min(max_nodes, period - (self.kv.tree_start + 1) % period)
 
     def lay_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
@@ -185,7 +192,7 @@ class TreeBackend:
         try:
             shape = captured.fitting(needed)
             forward = self.kv.reserve(rows, shape.width, shape.rows)
-            run = captured.ready(self._model, shape, write(trees, forward, shape))
+            run = captured.ready(self._model, shape, pack_inputs(trees, forward, shape))
             self.setting_up = captured.setting_up
             return run if shape == needed else lambda: run()[: needed.rows, : needed.width]
         except torch.OutOfMemoryError:
@@ -203,9 +210,9 @@ class TreeBackend:
         kv, windows, functions = self.kv, self._attention.windows, self._attention.functions
         forward = kv.reserve(rows, shape.width)
         dtype, device = kv.placement
-        end, has_padding = forward.front + shape.width, kv.visible is not None
-        layout = read(
-            upload(write(trees, forward, shape), device),
+        end, has_padding = forward.tree_start + shape.width, kv.visible is not None
+        layout = unpack_inputs(
+            upload(pack_inputs(trees, forward, shape), device),
             shape,
             windows=hiding(windows, forward, shape.width, has_padding=has_padding),
             num_keys={name: end - first for name, first in forward.firsts.items()},

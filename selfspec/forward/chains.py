@@ -18,8 +18,8 @@ from selfspec.forward.model import EagerForwards, Logits, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.rows import KVRow
 from selfspec.forward.states.rules import Ancestry
-from selfspec.forward.states.seam import Function, branching
-from selfspec.forward.states.slots import Moves, States, settle
+from selfspec.forward.states.slots import PendingWrites, States, apply_writes
+from selfspec.forward.states.swapped_functions import Function, branching
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 from selfspec.weights.rounded import products_of_a_step
@@ -50,12 +50,13 @@ class ChainBackend:
         functions: Sequence[Function] = (),
     ) -> None:
         """`functions` move the running states of its layers on."""
-        self.kind, self.reason, self.packing_note = eager
+        self.forward_name, self.reason, self.packing_note = eager
         self._model = model
         self._takes_number = takes(model, "logits_to_keep")
         self._functions = functions
         self._num_new = 0  # The tokens that were committed since the prompt.
-        self._due: tuple[int, Moves] = 0, []  # What `_num_new` becomes, and moves of states.
+        # What `_num_new` becomes, and moves of states.
+        self._pending: tuple[int, PendingWrites] = 0, []
         self._is_open = False  # Was a forward laid out whose path is not known yet?
         self._cache: Any = None
         self._states = States()
@@ -76,13 +77,13 @@ class ChainBackend:
         self._ids, self._kwargs, self._rows = prompt.input_ids, prompt.model_kwargs, rows
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
         self._prompt_length = self._ids.shape[1]
-        self._first_front = columns_of(self._cache) or self._prompt_length
+        self._first_start = columns_of(self._cache) or self._prompt_length
         record_past(self._cache)
         take_over(self._cache.layers, self._states)
 
     @property
-    def front(self) -> int:
-        return self._first_front + self._num_new
+    def tree_start(self) -> int:
+        return self._first_start + self._num_new
 
     def max_width(self, max_nodes: int) -> int:
         """All nodes: a token is where it will be in the text."""
@@ -94,7 +95,7 @@ class ChainBackend:
         Shorter ones are padded with their last token.
         """
         if self._is_open:  # The last forward broke off, and its first layers have added columns.
-            crop_to(self._cache, self.front)
+            crop_to(self._cache, self.tree_start)
         self._is_open = True
         chains = [tree.tokens for tree in trees]
         width = max(map(len, chains))
@@ -119,16 +120,16 @@ class ChainBackend:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row and takes the rest back."""
-        self._due = self._num_new + len(paths[0]), self._states.moves(0, paths)
-        self._settle()  # Until here nothing has changed.
+        self._pending = self._num_new + len(paths[0]), self._states.moves(0, paths)
+        self._apply_pending()  # Until here nothing has changed.
 
-    def _settle(self) -> None:
+    def _apply_pending(self) -> None:
         """Does the rest of what the last commit is to do, and crops what an error has left."""
-        self._num_new, moves = self._due
+        self._num_new, moves = self._pending
         for row in self._rows:
-            row.num_columns = self.front
-        settle(moves)
-        crop_to(self._cache, self.front)
+            row.num_columns = self.tree_start
+        apply_writes(moves)
+        crop_to(self._cache, self.tree_start)
         self._is_open = False
 
     def keep_rows(self, rows: Sequence[object]) -> None:
@@ -143,6 +144,6 @@ class ChainBackend:
     def release(self, *, fills: bool = True) -> None:
         """Lets windowed layers drop old columns again, and gives them their states."""
         if self._cache is not None:
-            self._settle()
+            self._apply_pending()
             self._states.hand_back(self._cache.layers)
             stop_recording_past(self._cache)

@@ -39,7 +39,7 @@ class TextKV(NamedTuple):
     states: Mapping[StatePlace, torch.Tensor] = {}
 
 
-class Beginning(NamedTuple):
+class Prefix(NamedTuple):
     """The KV of the first columns of a prompt, and the logits after it if that is all of it."""
 
     num_columns: int
@@ -82,7 +82,7 @@ def text_kv_in(cache: Cache) -> TextKV:
     return TextKV(columns, states_by_place(cache.layers))
 
 
-def fill(cache: Cache, beginning: Beginning) -> None:
+def fill(cache: Cache, beginning: Prefix) -> None:
     """Lets an empty cache of transformers hold the beginning of a text, as if it had read it.
 
     Reading on makes new tensors of columns, and leaves these as they are. States are copied.

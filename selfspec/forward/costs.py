@@ -53,7 +53,7 @@ class Costs:
         Runs no forward. Of two threads that ask for a new one, one may learn for itself alone.
         """
         curves = self.curves.setdefault((num_rows, _forward_of(backend)), {})
-        first = context_bucket(backend.kv.front)
+        first = context_bucket(backend.kv.tree_start)
         if first not in curves:
             curves[first] = (
                 nearest(curves, first).of_other_length()
@@ -73,9 +73,9 @@ def _query_of(model: PreTrainedModel, backend: Backend) -> float:
     device = device_of(model)
     # Where streaming or accelerate has put the parts of the model.
     on = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
-    if backend.kind == "streamed" or len(on) > 1:
+    if backend.forward_name == "streamed" or len(on) > 1:
         return _QUERY["streamed"]
-    if device.type == "cpu" and backend.kind == "packed":
+    if device.type == "cpu" and backend.forward_name == "packed":
         return _QUERY["packed"]
     if device.type == "cpu" and not calculates_in(model.dtype):
         return _QUERY["row by row"]
@@ -88,5 +88,5 @@ def _doublings(num_columns: int) -> int:
 
 def _forward_of(backend: Backend) -> str:
     if not backend.chains_only:
-        return backend.kind
-    return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
+        return backend.forward_name
+    return "chain" if backend.forward_name == "eager" else f"{backend.forward_name} chain"

@@ -26,7 +26,7 @@ class Placed(Protocol):
 
 
 class KVLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer as the model sees it: writes a tree's keys and values after the front."""
+    """One layer as the model sees it: writes a tree's keys and values where trees begin."""
 
     is_sliding = False
     is_croppable = False
@@ -47,7 +47,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes after the front and returns all slots up to there, without copying them."""
+        """Writes where trees begin and returns all slots up to there, without copying them."""
         forward, keys, values = self._kv.forward, self.stores["keys"], self.stores["values"]
         if forward.layout is not None:
             slots = forward.layout.slots[self.attention_type]
@@ -55,7 +55,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
             values.index_copy_(2, slots, value_states)
             end = forward.layout.num_keys(self.attention_type)
         else:
-            start = forward.front - forward.firsts[self.attention_type]
+            start = forward.tree_start - forward.firsts[self.attention_type]
             width = key_states.shape[-2]
             end = start + width
             # Unlike an assignment to a slice, this raises an error where the slots end too early.
@@ -74,12 +74,12 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
         if forward.layout is not None:
             return forward.layout.num_keys(self.attention_type), 0
         first_column = forward.firsts[self.attention_type]
-        return forward.front - first_column + query_length, first_column
+        return forward.tree_start - first_column + query_length, first_column
 
     def get_seq_length(self) -> int | torch.Tensor:
         """How many columns are in front of the next tree; a tensor where a capture needs one."""
         forward = self._kv.forward
-        return forward.front if forward.layout is None else forward.layout.front
+        return forward.tree_start if forward.layout is None else forward.layout.tree_start
 
 
 class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]

@@ -1,17 +1,17 @@
 """Turns trees into a forward's inputs: ids, positions and one additive mask per attention type.
 
-The CPU writes everything that a forward depends on into one tensor of numbers (`write`), which is
-copied to the device at once. There `read` turns views of it into ids, positions and masks. Its
-operations depend only on the shape of the forward, so a captured graph serves every step of that
-shape.
+On the CPU, `pack_inputs` writes everything that a forward depends on into one tensor of numbers,
+which is copied to the device at once. There `unpack_inputs` turns views of it into ids, positions
+and masks. Its operations depend only on the shape of the forward, so a captured graph serves every
+step of that shape.
 
 A row's committed tokens fill the columns from 0 to its length. All trees begin at one common
-column, the front. Shorter rows have holes before it, which the masks hide.
+column, `tree_start`. Shorter rows have holes before it, which the masks hide.
 
 ::
 
     row 0   t t t t t t | a b c        t committed   . hole   a b c nodes of the tree
-    row 1   _ _ t t . . | a b c        _ padding     | front
+    row 1   _ _ t t . . | a b c        _ padding     | tree_start
 
 A forward may be wider than its widest tree and have more rows than there are trees. The surplus
 nodes repeat a root and see what the root sees. No other node sees them.
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
     position_ids: torch.Tensor  # (..., R, W)
     masks: dict[str, torch.Tensor | None]  # by attention type: (R, 1, W, columns)
     slots: dict[str, torch.Tensor]  # by attention type: (W,)
-    front: torch.Tensor  # (): the column where the trees begin
+    tree_start: torch.Tensor  # (): the column where the trees begin
     ancestry: Ancestry
 
     def num_keys(self, attention_type: str) -> int:
@@ -88,14 +88,14 @@ class Layout(NamedTuple):
 class TreePlacement(NamedTuple):
     """Where the trees of one forward lie, one for each of some rows.
 
-    All trees begin at the column `front`, which is the length of the longest row. `firsts` has, by
-    attention type, the column of the first slot: windowed layers may drop columns that no query can
-    see any more. A captured forward has a `layout`, which says on the device what Python must not
-    know.
+    All trees begin at the column `tree_start`, which is the length of the longest row. `firsts`
+    has, by attention type, the column of the first slot: windowed layers may drop columns that no
+    query can see any more. A captured forward has a `layout`, which says on the device what Python
+    must not know.
     """
 
     rows: Sequence[KVRow]
-    front: int
+    tree_start: int
     firsts: Mapping[str, int]
     layout: Layout | None = None
 
@@ -145,8 +145,8 @@ def hiding(
     A type that needs no mask at all has None. In most plain steps no type needs one, and
     transformers' attention computes them as it does without selfspec.
     """
-    last_column = forward.front + width - 1  # No query has a higher column.
-    needs_none = width == 1 and not has_padding and min(forward.lengths) == forward.front
+    last_column = forward.tree_start + width - 1  # No query has a higher column.
+    needs_none = width == 1 and not has_padding and min(forward.lengths) == forward.tree_start
     without_mask = None if needs_none else _FULL
     hiding_some: dict[str, Window | None] = {}
     for name, window in windows.items():
@@ -157,7 +157,9 @@ def hiding(
     return hiding_some
 
 
-def write(trees: Sequence[DraftTree], forward: TreePlacement, shape: InputShape) -> torch.Tensor:
+def pack_inputs(
+    trees: Sequence[DraftTree], forward: TreePlacement, shape: InputShape
+) -> torch.Tensor:
     """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU.
 
     What the CPU can work out costs the device no operation.
@@ -172,10 +174,10 @@ def write(trees: Sequence[DraftTree], forward: TreePlacement, shape: InputShape)
         depths += tree.depths + [0] * missing
     starts = [row.start for row in forward.rows]
     columns = [*forward.lengths, *nothing, *starts, *nothing]
-    numbers = [*ids, *depths, forward.front]
+    numbers = [*ids, *depths, forward.tree_start]
     for first in forward.firsts.values():
         numbers += [column - first for column in columns] if first else columns
-        numbers += range(forward.front - first, forward.front - first + width)
+        numbers += range(forward.tree_start - first, forward.tree_start - first + width)
         numbers.append(first)
     positions = forward.positions
     if surplus:
@@ -189,7 +191,7 @@ def write(trees: Sequence[DraftTree], forward: TreePlacement, shape: InputShape)
     return torch.from_numpy(np.concatenate([parts, positions.ravel(), words]))
 
 
-def read(
+def unpack_inputs(
     flat: torch.Tensor,  # (numbers,)
     shape: InputShape,
     *,
@@ -203,7 +205,7 @@ def read(
     Costs O(R · W · columns) on the device of `flat`; on CUDA, the CPU reads none of its numbers.
     """
     rows, width, lead, num_types = shape
-    nodes, front, by_type, positions, words = torch.split(flat, shape.sizes)
+    nodes, tree_start, by_type, positions, words = torch.split(flat, shape.sizes)
     ids, depths = nodes.view(2, rows, width).unbind()  # (R, W)
     # (R, W, W) bool: is node j neither node i nor one of its ancestors?
     unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
@@ -219,7 +221,7 @@ def read(
         if window is not None:
             keys = columns[: num_keys[name]]
             masks[name] = _mask(ancestry, of_type, window, keys, shown, dtype)
-    return Layout(ids, positions.view(*lead, rows, width), masks, slots, front[0], ancestry)
+    return Layout(ids, positions.view(*lead, rows, width), masks, slots, tree_start[0], ancestry)
 
 
 def _mask(

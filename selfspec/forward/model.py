@@ -14,8 +14,8 @@ from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.layout import Layout, Window
-from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import States
+from selfspec.forward.states.swapped_functions import Function, branching
 from selfspec.weights.rounded import products_of_a_step
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class AttentionTypes(NamedTuple):
 class EagerForwards(NamedTuple):
     """How forwards are run that are not captured, as `GenerationStats` tells it."""
 
-    kind: str = "eager"  # Or "packed" or "streamed".
+    name: str = "eager"  # Or "packed" or "streamed".
     reason: str | None = None  # Why they are not run as the config asks.
     packing_note: str | None = None  # What packing the weights would bring; None if nothing.
 

@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import (
-    KV,
-    belongs_to_caller,
     kv_of,
     mask_of_text,
     prefill,
     update_arguments,
 )
 from selfspec.compat.states import columns_of
-from selfspec.forward.columns import Beginning, fill
+from selfspec.forward.columns import Prefix, fill
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import at_output_head
 
@@ -180,7 +177,7 @@ class ReadSoFar:
     logits: torch.Tensor | None = None  # (1, V): those at its end, if another text has shown them
 
     @classmethod
-    def of_prefix(cls, plan: PromptPlan, beginning: Beginning) -> ReadSoFar:
+    def of_prefix(cls, plan: PromptPlan, beginning: Prefix) -> ReadSoFar:
         """Lets the plan's empty cache hold what was read for another text."""
         fill(plan.cache, beginning)
         number = beginning.num_columns
@@ -251,17 +248,3 @@ def _keep_last(so_far: ReadSoFar, gives_logits: bool, hidden: torch.Tensor) -> t
     # A copy, since a view would keep the whole prompt's.
     so_far.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]
     return hidden if gives_logits else hidden[:, -1:]
-
-
-def start_anew(plan: PromptPlan, so_far: ReadSoFar) -> bool:
-    """Forgets what was read, after a part that broke off.
-
-    Does nothing where others have it: a caller with its cache, or whoever has got logits.
-    """
-    is_ours = type(plan.cache) is DynamicCache and not belongs_to_caller(plan.cache)
-    if not is_ours or plan.on_logits is not None:
-        return False
-    config = plan.model.config.get_text_config(decoder=True)
-    plan.arguments[KV] = DynamicCache(config=config)
-    vars(so_far).update(vars(ReadSoFar()))
-    return True

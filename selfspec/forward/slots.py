@@ -158,9 +158,9 @@ def members_in(cache: Cache, attention_types: Sequence[str | None]) -> dict[Form
 
 
 def split(all_members: Mapping[Format, list[Member]], num_tokens: int) -> list[Slots]:
-    """Slots for the members of each format; several parts of them if those of all are large.
+    """Slots for the members of each format, in several parts if they are large.
 
-    Only one part is there twice while its slots are filled or become more.
+    While slots are filled or enlarged, only one part needs its memory twice.
     """
     parts = []
     for format, members in all_members.items():

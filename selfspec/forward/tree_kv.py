@@ -9,7 +9,7 @@ says how many slots there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -29,16 +29,9 @@ from selfspec.forward.slots import (
     move_columns,
     split,
 )
-from selfspec.forward.states.slots import Moves, States, settle
+from selfspec.forward.states.slots import PendingWrites, States, apply_writes
 
 _NO_FORWARD = TreePlacement((), 0, {})
-
-
-class _Due(NamedTuple):
-    """What a commit is to do: rows with their new lengths and positions, and moves of states."""
-
-    rows: Sequence[tuple[KVRow, int, Any]] = ()
-    moves: Moves = []  # noqa: RUF012
 
 
 class TreeKV:
@@ -65,7 +58,8 @@ class TreeKV:
         self._generation = 0
         self._shown: slice | None = None  # The places that the layers show.
         self._end = 0  # No slot from this column on was written since rows came.
-        self._due = _Due()
+        # What a commit is to do: rows with new lengths and positions, and writes to states.
+        self._pending: tuple[Sequence[tuple[KVRow, int, Any]], PendingWrites] = (), []
 
     @property
     def placement(self) -> tuple[torch.dtype, torch.device]:
@@ -104,14 +98,14 @@ class TreeKV:
         return sum(part.column_bytes for part in self._parts)
 
     @property
-    def front(self) -> int:
+    def tree_start(self) -> int:
         """How many columns the longest row has."""
         return max((row.num_columns for row in self.rows), default=0)
 
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each attention type a captured forward of `width` nodes sees."""
         firsts = self.forward.firsts
-        longest = self.forward.front + width - min(firsts.values(), default=0)
+        longest = self.forward.tree_start + width - min(firsts.values(), default=0)
         num_keys = dict.fromkeys(firsts, length_bucket(longest))
         for part in self._parts:
             name = part.attention_type
@@ -129,11 +123,11 @@ class TreeKV:
         layers, everyone = list(cache.layers), [*others, *rows]
         firsts = {part.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
-        self.rows, front = list(others), max(row.num_columns for row in everyone)
+        self.rows, tree_start = list(others), max(row.num_columns for row in everyone)
         self._shown = None  # States may get another address.
         try:
             for part in self._parts:
-                are_new = self._make_room(part, everyone, front)
+                are_new = self._make_room(part, everyone, tree_start)
                 part.fill(first, layers, length, are_new=are_new)
             self.states.add(layers, first, max(self.num_rows, places.stop))
         except BaseException:  # No memory, or an interrupt.
@@ -142,7 +136,7 @@ class TreeKV:
             raise
         for place, row in enumerate(rows, first):
             row.place, row.first_columns = place, firsts
-        self.rows, self._their_layers, self._end = everyone, layers, max(self._end, front)
+        self.rows, self._their_layers, self._end = everyone, layers, max(self._end, tree_start)
 
     def reserve(
         self, rows: Sequence[KVRow], width: int, num_rows: int | None = None
@@ -151,8 +145,8 @@ class TreeKV:
 
         The layers show their places, and the next ones if a forward has surplus rows.
         """
-        front = max(row.num_columns for row in rows)
-        end, firsts = front + width, dict.fromkeys(self.attention.windows, 0)
+        tree_start = max(row.num_columns for row in rows)
+        end, firsts = tree_start + width, dict.fromkeys(self.attention.windows, 0)
         for part in self._parts:
             if end - part.first > part.size.columns:
                 try:
@@ -160,7 +154,7 @@ class TreeKV:
                 except RuntimeError:  # There may be memory for this tree, if not for later ones.
                     self._make_room(part, rows, end, most=end)
             firsts[part.attention_type] = part.first
-        self.forward, self._end = TreePlacement(rows, front, firsts), max(self._end, end)
+        self.forward, self._end = TreePlacement(rows, tree_start, firsts), max(self._end, end)
         places = slice(rows[0].place, rows[0].place + (num_rows or len(rows)))
         if places != self._shown:
             self.states.make_room(places.stop)
@@ -177,24 +171,25 @@ class TreeKV:
         Costs nothing if the path already lies in the right slots, as a tree's first nodes do. What
         breaks off here leaves the columns of earlier steps as they were.
         """
-        (rows, front, *_), moves, after = self.forward, [], []
+        (rows, tree_start, *_), moves, after = self.forward, [], []
         for row, path in zip(rows, paths, strict=True):
             # The nodes of a path lie after their targets: none is overwritten before it is read.
             for target, node in enumerate(path, start=row.num_columns):
-                if front + node != target:
-                    moves.append((row.place, front + node, target))
+                if tree_start + node != target:
+                    moves.append((row.place, tree_start + node, target))
             after.append((row, row.num_columns + len(path), row.position + len(path)))
         if moves:
             move_columns(self._parts, moves)
-        self._due = _Due(after, self.states.moves(rows[0].place, paths))
-        self._settle()  # Until here nothing has changed.
+        self._pending = after, self.states.moves(rows[0].place, paths)
+        self._apply_pending()  # Until here nothing has changed.
 
-    def _settle(self) -> None:
+    def _apply_pending(self) -> None:
         """Does the rest of what the last commit is to do, so that states are where rows are."""
-        for row, num_columns, position in self._due.rows:
+        after, writes = self._pending
+        for row, num_columns, position in after:
             row.num_columns, row.position = num_columns, position
-        settle(self._due.moves)
-        self._due = _Due()
+        apply_writes(writes)
+        self._pending = (), []
 
     def text_kv(self, row: KVRow) -> TextKV:
         """Views of a row's committed columns, as far as windows have not dropped them."""
@@ -234,7 +229,7 @@ class TreeKV:
         Rows differ in length only after an error; then the cache has that of the shortest row.
         """
         if fills and self.rows:
-            self._settle()
+            self._apply_pending()
             layers, places = self._their_layers, slice(0, len(self.rows))
             length = min(row.num_columns for row in self.rows)
             for part in self._parts:  # Slots that outlive the call are copied.
@@ -245,7 +240,7 @@ class TreeKV:
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
         self.rows, self._their_layers, self.visible = (), [], None
-        self.forward, self._shown, self._end, self._due = _NO_FORWARD, None, 0, _Due()
+        self.forward, self._shown, self._end, self._pending = _NO_FORWARD, None, 0, ((), [])
         if not self.policy.is_fixed:
             self._parts, self._members = [], {}
         self.states.clear(keeps_stores=self.policy.is_fixed)

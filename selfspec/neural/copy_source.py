@@ -79,14 +79,14 @@ class CopyText:
         forward = self._kv.reserve([row], num_read + len(paths))
         for number, new in enumerate(paths, start=num_read):
             self._indices[new] = number
-        self._kv.forward = forward._replace(front=forward.front + num_read)
+        self._kv.forward = forward._replace(tree_start=forward.tree_start + num_read)
         self._count_forward()
         ids = [[(self._last_token, *new)[-1] for new in paths]]
         depths = torch.tensor([[len(new) for new in paths]], device="cpu")
         with grouped_attention():
             output = self._copy.run(
                 input_ids=torch.tensor(ids, device="cpu"),
-                attention_mask=self._masks(paths, forward.front),
+                attention_mask=self._masks(paths, forward.tree_start),
                 position_ids=torch.as_tensor(row.position, device="cpu")[..., None, None] + depths,
                 use_cache=True,
                 return_dict=True,
@@ -95,14 +95,14 @@ class CopyText:
             )
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
-    def _masks(self, paths: Sequence[Path], front: int) -> Masks:
+    def _masks(self, paths: Sequence[Path], tree_start: int) -> Masks:
         """The masks that hide from each path all but its ancestors; None: it sees all."""
-        hidden = np.ones((len(paths), front + len(self._indices)), np.bool_)
-        hidden[:, :front] = False
+        hidden = np.ones((len(paths), tree_start + len(self._indices)), np.bool_)
+        hidden[:, :tree_start] = False
         for query, path in enumerate(paths):
-            seen = [front + self._indices[path[:end]] for end in range(len(path) + 1)]
+            seen = [tree_start + self._indices[path[:end]] for end in range(len(path) + 1)]
             hidden[query, seen] = False
-        ends = np.array([front + len(path) for path in paths])
+        ends = np.array([tree_start + len(path) for path in paths])
         masks, (dtype, _) = dict[str, torch.Tensor | None](), self._kv.placement
         for name, window in self._kv.attention.windows.items():
             unseen = hidden

@@ -59,9 +59,9 @@ def load(
         max_memory: What weights, buffers, KV and forwards may take together: bytes, or text such
             as ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
             If all fits, nothing is streamed.
-        max_length: Of `max_memory`, room for a prompt and answer of this many tokens is set aside.
+        max_length: A part of `max_memory` is set aside for a prompt and answer of this many tokens.
             Longer texts work too, and take more memory.
-        max_texts: How many such texts, which are decoded at the same time, have room.
+        max_texts: For how many such texts at the same time it is set aside.
         draft_model: The small model that will draft, and takes a part of `max_memory`.
         dtype: ``"auto"`` is the checkpoint's own.
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`

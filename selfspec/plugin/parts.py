@@ -98,12 +98,12 @@ def new_draft_model(
 
 def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRunner) -> CopySource:
     """The model's rounded copy, made where it can draft for the call, or why it can't."""
-    ability = runner.ability()
-    if ability.attention is None:
+    support = runner.support()
+    if support.attention is None:
         reason: str | None = "no trees are verified, whose slots it needs"
     else:
         several = "several texts share its forwards" if num_rows > 1 else None
-        reason = several or ability.attention.reading_reason
+        reason = several or support.attention.reading_reason
     return CopySource(reason or rounded_copy(model, name), runner.config.top_k)
 
 
@@ -115,9 +115,9 @@ def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, runner: ModelRu
             f"tokens for one of {target_size}); pass a model of the same family"
         )
     # Hooks on it change guesses, which are verified anyway.
-    ability = runner.ability(trusts_hooks=True)
-    if ability.attention is None:
-        reason = str(ability.reason).partition(";")[0]
+    support = runner.support(trusts_hooks=True)
+    if support.attention is None:
+        reason = str(support.reason).partition(";")[0]
         raise UnsupportedError(
             f"draft_model must be able to read trees (got {type(draft).__name__}: {reason})"
         )

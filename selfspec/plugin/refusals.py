@@ -15,10 +15,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.ability.families import LONGEST, family_number
+from selfspec.ability.families import LONGEST, changes_other_rows, family_number, rope_limit
 from selfspec.ability.look import look_at
 from selfspec.ability.probe import DraftSupport
-from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.config import ROUNDED

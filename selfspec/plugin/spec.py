@@ -30,7 +30,7 @@ from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
 from selfspec.errors import ConfigError, UnsupportedError, check_names
 from selfspec.forward.backends import Backend
-from selfspec.kept_kv import KeptKV
+from selfspec.kept_kv import PrefixStore
 from selfspec.papers import method_of, options_of
 from selfspec.plugin.parts import check_draft_model, check_parts
 from selfspec.prompt import Call, Prompt
@@ -233,9 +233,11 @@ class SelfSpec:
         finally:
             self._on_step.remove(on_step)
 
-    def ability(self, model: PreTrainedModel) -> DraftSupport:
+    def support(self, model: PreTrainedModel) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
-        return self.runner(model).ability()
+        return self.runner(model).support()
+
+    ability = support  # Its name before 0.4.
 
     def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
@@ -252,7 +254,7 @@ class SelfSpec:
         runner: ModelRunner,
         backend: Backend,
         prompt: Prompt | None,
-        kept_kv: KeptKV | str | None,
+        kept_kv: PrefixStore | str | None,
     ) -> Engine:
         """The engine of one prompt, or of many that come and go."""
         learned, is_measured = self._learned.of, self.config.budget == "measured"

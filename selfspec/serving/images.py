@@ -13,8 +13,8 @@ from typing import Any
 
 from selfspec.serving.fields import RequestError
 
-MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together; a body may be longer by these.
-_MOST_PIXELS = 50_000_000  # These are of all images of a request, too.
+MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request; added to what a body may have.
+_MOST_PIXELS = 50_000_000  # Also of all images of a request.
 _MOST_IMAGES = 16
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,(?P<base64>.*)", re.ASCII | re.DOTALL)

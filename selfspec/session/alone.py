@@ -12,7 +12,7 @@ from selfspec.ability.look import Look
 from selfspec.engine import Engine
 from selfspec.forward.backends import Backend
 from selfspec.forward.sizes import Limits
-from selfspec.kept_kv import KeptKV
+from selfspec.kept_kv import PrefixStore
 from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
@@ -26,7 +26,7 @@ class Assistant(Protocol):
         runner: ModelRunner,
         backend: Backend,
         prompt: Prompt | None,
-        kept_kv: KeptKV | str | None,
+        kept_kv: PrefixStore | str | None,
     ) -> Engine: ...
 
     def finish(self, prompt: Prompt) -> None: ...
@@ -35,7 +35,7 @@ class Assistant(Protocol):
 
 
 @contextmanager
-def lent_engine(
+def open_engine(
     runner: ModelRunner,
     spec: Assistant,
     prompt: Prompt | None,
@@ -49,14 +49,14 @@ def lent_engine(
     At the end it gives up the keys and values, and others may use the model or change its weights.
     """
     if prompt is None:
-        lent = runner.backend(look, runner.ability(look), limits)
+        opened = runner.backend(look, runner.support(look), limits)
     else:
         prompt.stats.disable(prompt.route.support.reason)  # Chains have a reason, trees have none.
-        lent = runner.backend(look, prompt.route.support)
+        opened = runner.backend(look, prompt.route.support)
     amount = runner.config.kept_kv
     # A prompt that is alone in the engine has no other text to share with, except kept ones.
     shares = amount != 0 and (keeps_kv or amount is not None or prompt is None)
-    with lent as backend:
+    with opened as backend:
         engine = spec.engine(runner, backend, prompt, runner.kept_kv(look) if shares else None)
         try:
             yield engine
@@ -71,7 +71,7 @@ def decode(prompt: Prompt, spec: Assistant) -> None:
         if prompt.route.support.mode == "plain":
             decode_with_transformers(prompt)
         else:
-            with lent_engine(prompt.runner, spec, prompt, prompt.route.look) as engine:
+            with open_engine(prompt.runner, spec, prompt, prompt.route.look) as engine:
                 try:
                     engine.admit(prompt)
                     with prompt.runner.decoding():

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from selfspec.compat.generation import kv_of
 from selfspec.engine import Engine
-from selfspec.errors import UnsupportedError
+from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.forward.backends import bytes_of_rows
 from selfspec.forward.inputs import foreign_layer
 from selfspec.forward.sizes import Limits
@@ -19,6 +19,8 @@ class SharedMemory:
     """The memory that `max_rows` rows share; without an amount, as much as they need."""
 
     def __init__(self, runner: ModelRunner, max_rows: int, amount: int | str | None) -> None:
+        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+            raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self._runner = runner
         self._max_rows = max_rows
         self._max_bytes = None if amount is None else amount_in_bytes(amount)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 # A forward over fewer tokens takes hardly less time, since it reads all weights too.
 _FEWEST, _MOST = 64, 512
 
@@ -35,6 +37,13 @@ class ReadingPace:
     def observe_part(self, num_tokens: int, seconds: float) -> None:
         if num_tokens >= _FEWEST:  # Shorter parts are too noisy.
             self._token = _mixed(self._token, max(seconds, 1e-9) / num_tokens)
+
+
+class WholePrompts(ReadingPace):
+    """Each prompt is read at once."""
+
+    def num_tokens(self, num_rows: int) -> int:
+        return sys.maxsize
 
 
 def _mixed(before: float | None, now: float) -> float:

@@ -8,7 +8,6 @@ depend on each other, gets an engine of its own.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from contextlib import ExitStack
 from time import perf_counter
@@ -17,16 +16,16 @@ import torch
 
 from selfspec.ability.look import look_at
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, without_frames
+from selfspec.errors import without_frames
 from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
-from selfspec.session.alone import Assistant, lent_engine
+from selfspec.session.alone import Assistant, open_engine
 from selfspec.session.line import Scheduler, Waiting
 from selfspec.session.memory import SharedMemory
-from selfspec.session.pace import ReadingPace
+from selfspec.session.pace import ReadingPace, WholePrompts
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
@@ -36,8 +35,8 @@ class Session:
     """Takes prompts and gives them back once their texts are complete; belongs to one thread.
 
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
-    of a prompt that is being read among them. Prompts wait in order of arrival, or in
-    that of a `scheduler`. With a `pace` a long prompt is read in parts between steps.
+    of a prompt that is being read among them. Prompts wait in order of arrival, or in that of a
+    `scheduler`. With a `pace` a long prompt is read in parts between steps.
 
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
@@ -56,20 +55,17 @@ class Session:
         pace: ReadingPace | None = None,
         keeps_kv: bool = False,
     ) -> None:
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-            raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self.alone_reasons: Counter[str] = Counter()  # Why texts were written alone.
         self.memory = SharedMemory(runner, max_rows, max_memory)
         self._runner = runner
         self._spec = spec
-        self._max_rows = max_rows
-        self._pace = pace
+        self._pace = pace or WholePrompts()
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler)
         self._reading: Prompt | None = None  # A place among the rows is kept for it.
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
-        self._lent = ExitStack()  # What the engine runs its forwards on.
+        self._opened = ExitStack()  # What the engine runs its forwards on.
         self._ended: list[Prompt] = []  # Counted at the end of a step,
         self._complete: list[Prompt] = []  # and then returned.
 
@@ -109,8 +105,8 @@ class Session:
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before a prompt waits for it."""
-        if self._runner.ability().mode == "tree":
-            self._borrow(None)
+        if self._runner.support().mode == "tree":
+            self._open_engine(None)
             self._close()
 
     def add(self, prompt: Prompt) -> None:
@@ -124,16 +120,15 @@ class Session:
     def cancel(self, index: int) -> None:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
-        prompts = self._running if self._reading is None else [*self._running, self._reading]
-        for prompt in [prompt for prompt in prompts if prompt.index == index]:
+        for prompt in (*self._running, self._reading):
+            if prompt is None or prompt.index != index:
+                continue
             if not prompt.result.rows:
                 self._reading = None
                 if self._engine is not None:
-                    self._engine.sharing.left(prompt)
+                    self._engine.reuse.left(prompt)
                 self._spec.count(prompt)
-            for (
-                row
-            ) in prompt.result.rows:  # While a prompt is read, these hand on their first tokens.
+            for row in prompt.result.rows:  # Some, if it is handing on its first tokens.
                 row.fail(ReaderGone())
 
     def work(self) -> list[Prompt]:
@@ -157,13 +152,12 @@ class Session:
         """
         try:
             self._go_on()
-        except Exception as error:
+        except BaseException as error:
             self._break_off(error)
-        except BaseException as interrupt:
-            self._break_off(interrupt)
+            if not isinstance(error, Exception):
+                raise
+        finally:
             self._settle()
-            raise
-        self._settle()
         complete, self._complete = self._complete, []
         return complete
 
@@ -177,8 +171,7 @@ class Session:
                 start = perf_counter()
                 with self._runner.decoding():
                     engine.step()
-                if self._pace is not None:
-                    self._pace.observe_step(perf_counter() - start)
+                self._pace.observe_step(perf_counter() - start)
                 self._let_out(engine)
         if not self.num_running:
             self._close()
@@ -188,7 +181,7 @@ class Session:
         prompt = None if self._reading is not None else self._waiting.first
         if prompt is None or prompt.route.alone_reason is None:
             if self._reading or self._waiting:  # An error may have ended all but the one read.
-                self._borrow(None)
+                self._open_engine(None)
             return self._engine
         start = perf_counter()
         self._waiting.leave(prompt.index)
@@ -200,28 +193,30 @@ class Session:
             self._reading = None
             self._end(prompt, None)
         else:
-            self._borrow(prompt)
+            self._open_engine(prompt)
             prompt.stats.spend("prepare", perf_counter() - start)
         return self._engine
 
-    def _borrow(self, prompt: Prompt | None) -> None:
+    def _open_engine(self, prompt: Prompt | None) -> None:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
         limits = None if prompt is not None else self.memory.limits
         runner, spec, look = self._runner, self._spec, look_at(self._runner.model)
-        lent = lent_engine(runner, spec, prompt, look, limits=limits, keeps_kv=self._keeps_kv)
-        self._engine, self._is_alone = self._lent.enter_context(lent), prompt is not None
+        opened = open_engine(runner, spec, prompt, look, limits=limits, keeps_kv=self._keeps_kv)
+        self._engine, self._is_alone = self._opened.enter_context(opened), prompt is not None
 
     def _close(self) -> None:
         """Gives up the KV: others may use the model until the next row, and change its weights."""
         self._engine, self._is_alone = None, False
-        self._lent.close()
+        self._opened.close()
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
-        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(engine.rows))
+        left = self._pace.num_tokens(len(engine.rows))
         while left > 0:
-            prompt = self._reading = self._reading or self._next_to_read(engine)
-            if prompt is None:
+            if self._reading is None and not self._is_alone:
+                running = [row.max_columns for row in engine.rows]
+                self._reading = self._waiting.start_next(running, self.memory.limits)
+            if (prompt := self._reading) is None:
                 return
             try:
                 left -= self._read_part(prompt, left, engine)
@@ -232,26 +227,19 @@ class Session:
                 if not isinstance(error, Exception):
                     raise
 
-    def _next_to_read(self, engine: Engine) -> Prompt | None:
-        if self._is_alone or len(engine.prompts) == self._max_rows:
-            return None
-        running = [row.max_columns for row in engine.rows]
-        return self._waiting.start_next(running, self.memory.limits)
-
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
         if self._keeps_kv and not prompt.result.read.num_columns:
             left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
-                engine.sharing.limit_to(left)
+                engine.reuse.limit_to(left)
         start, before = perf_counter(), prompt.result.read.num_columns
         is_all = self._is_alone or prompt.num_tokens - before <= _SHORT_REST * num_tokens
         if engine.admit(prompt, None if is_all else num_tokens):
             self._reading = None
         so_far = prompt.result.read
         num_read = so_far.num_columns - max(before, so_far.num_kept)
-        if self._pace is not None:
-            self._pace.observe_part(num_read, perf_counter() - start)
+        self._pace.observe_part(num_read, perf_counter() - start)
         return num_read
 
     def _let_out(self, engine: Engine) -> None:

@@ -21,7 +21,7 @@ from selfspec.verify.tape import NoiseTape, RowDraws
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Text(Protocol):
+class ChoosableRow(Protocol):
     """A row as its chooser sees it."""
 
     new_ids: list[int]
@@ -84,7 +84,7 @@ class GreedyChooser:
     draws = Draws()
 
     def commit(
-        self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
+        self, texts: Sequence[ChoosableRow], nodes: Sequence[int], logits: StepLogits, index: int
     ) -> tuple[list[int], bool]:
         """Commits the token after each row's node; have all of these rows stopped now?
 
@@ -129,7 +129,7 @@ class ProcessedChooser:
             self.draws = RowDraws(tape, number, processing.warpers or Warpers())
 
     def commit(
-        self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
+        self, texts: Sequence[ChoosableRow], nodes: Sequence[int], logits: StepLogits, index: int
     ) -> tuple[list[int], bool]:
         """Commits the token after a node, drawn with its step's noise if the call samples."""
         text, node = texts[0], nodes[0]
@@ -139,7 +139,7 @@ class ProcessedChooser:
             self._tape.reach(self._number, math.inf if stops else text.num_new)
         return [token], stops
 
-    def _choose(self, logits: torch.Tensor, text: Text) -> int:
+    def _choose(self, logits: torch.Tensor, text: ChoosableRow) -> int:
         """The next token by the logits (1, V) after a node."""
         first, last, warpers = self._processing
         # Only a processor that is not known may write to the scores, and needs a copy.
@@ -179,7 +179,7 @@ class BatchChooser:
     draws = Draws()
 
     def commit(
-        self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
+        self, texts: Sequence[ChoosableRow], nodes: Sequence[int], logits: StepLogits, index: int
     ) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""
         picked = logits.logits[range(len(nodes)), list(nodes)]

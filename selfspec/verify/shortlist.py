@@ -120,7 +120,7 @@ class _Rest:
         return np.exp(weights, out=weights)
 
     def total(self) -> float:
-        """The sum over the whole vocabulary, those that were looked at among them."""
+        """The sum of the weights of all tokens of the vocabulary."""
         return float((_tempered(self.logits, self.warpers) - self.highest).exp_().sum())
 
 

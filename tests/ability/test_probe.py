@@ -94,9 +94,9 @@ def test_compiled_layers_with_states_are_decoded_plainly() -> None:
     model = new_model("lfm2")
     for layer in model.model.layers:
         layer.compile(backend="eager")
-    ability = probe(model)
-    assert ability.mode == "plain"
-    assert "torch.compile runs layers that keep running states" in ability.reason
+    support = probe(model)
+    assert support.mode == "plain"
+    assert "torch.compile runs layers that keep running states" in support.reason
     assert not look_at(model).foreign
 
 
@@ -126,9 +126,9 @@ def test_layers_run_by_other_kernels_are_decoded_plainly(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(probe_module, "state_functions", some)
     monkeypatch.setattr(chain_trials, "state_functions", some)
-    ability = probe(tiny_model("qwen3-5"))
-    assert ability.mode == "plain"
-    assert "by code of its own" in ability.reason
+    support = probe(tiny_model("qwen3-5"))
+    assert support.mode == "plain"
+    assert "by code of its own" in support.reason
 
 
 def test_layers_that_share_the_keys_of_others_get_chains() -> None:
@@ -137,9 +137,9 @@ def test_layers_that_share_the_keys_of_others_get_chains() -> None:
     sizes = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8}
     more = {"sliding_window": 8, "vocab_size_per_layer_input": SMALL["vocab_size"]}
     config = AutoConfig.for_model("gemma4_text", **{**SMALL, **sizes, **layers, **more})
-    ability = probe(AutoModelForCausalLM.from_config(config).eval())
-    assert ability.mode == "chain"
-    assert "KV layer" in ability.reason
+    support = probe(AutoModelForCausalLM.from_config(config).eval())
+    assert support.mode == "chain"
+    assert "KV layer" in support.reason
 
 
 def test_unknown_layers_are_refused_by_their_type():
@@ -168,9 +168,9 @@ _MAMBA = "moves its running states on by code of its own|can't be cropped"
     ids=["alibi", "recurrent", "few tokens", "dropout", "dropout, eager"],
 )
 def test_what_can_not_branch_is_given_less_and_says_why(new, mode, said):
-    ability = probe(new())
-    assert (ability.mode, ability.attention) == (mode, None)
-    assert re.search(said, ability.reason)
+    support = probe(new())
+    assert (support.mode, support.attention) == (mode, None)
+    assert re.search(said, support.reason)
 
 
 def test_an_attention_that_takes_no_4d_mask_is_given_no_tree():
@@ -250,9 +250,9 @@ def broken(
 )
 def test_a_model_that_does_not_follow_a_tree_is_never_given_one(kind, said, attention):
     assert probe(broken(LlamaForCausalLM, attention)).mode == "tree"
-    ability = probe(broken(kind, attention))
-    assert ability.mode == "chain"
-    assert said in ability.reason
+    support = probe(broken(kind, attention))
+    assert support.mode == "chain"
+    assert said in support.reason
 
 
 FAULTS = [IgnoresMasks, IgnoresPositions, IgnoresHalfTheMask]
@@ -337,9 +337,9 @@ class GivesTheLastLogits(Broken):
 
 
 def test_a_model_that_gives_too_few_logits_is_decoded_plainly():
-    ability = probe(broken(GivesTheLastLogits, num_hidden_layers=6))
-    assert ability.mode == "plain"
-    assert "trying GivesTheLastLogits fails" in ability.reason
+    support = probe(broken(GivesTheLastLogits, num_hidden_layers=6))
+    assert support.mode == "plain"
+    assert "trying GivesTheLastLogits fails" in support.reason
 
 
 class Amnesic(Broken):

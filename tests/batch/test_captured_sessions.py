@@ -163,7 +163,7 @@ def test_after_a_shortage_the_next_prompt_captures_again(monkeypatch: pytest.Mon
         session.submit(index, [5, 6, 7], index, {"max_new_tokens": 90, "eos_token_id": None})
         for _ in range(8):
             session.step()
-            kinds.append(session._engine.backend.kind)
+            kinds.append(session._engine.backend.forward_name)
     assert kinds == ["eager"] * 8 + ["graph"] * 8
 
 
@@ -177,7 +177,7 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
     def failing(self: TreeBackend, *args: Any, **options: Any) -> Any:
         run = lay_out(self, *args, **options)
         if len(self.kv.rows) == 2 and self.kv.num_rows == 2 and not faults:
-            faults.append(self.kind)
+            faults.append(self.forward_name)
             raise RuntimeError("on purpose")
         return run
 
@@ -197,7 +197,7 @@ def test_no_memory_for_fixed_slots_loses_no_row(
     use_recorders(monkeypatch)
     monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", 0)
     spec = wild()
-    spec.runner(tiny_model()).ability()
+    spec.runner(tiny_model()).support()
     given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
     session.open()

@@ -203,7 +203,7 @@ def test_an_error_while_a_row_comes(where: str, monkeypatch: pytest.MonkeyPatch)
     """Before or after its keys and values are there."""
     kind, name = (TreeKV, "add") if where == "slots" else (Drafter, "__init__")
     work, fuse, spec = getattr(kind, name), Fuse(2), wild()
-    spec.ability(tiny_model())  # The trial has slots too.
+    spec.support(tiny_model())  # The trial has slots too.
 
     def watched(*args: Any, **options: Any) -> Any:
         fuse.burn()

@@ -278,6 +278,6 @@ def test_an_open_session_looks_nothing_up_for_a_call(monkeypatch: pytest.MonkeyP
     """Calls are prepared in other threads, where no forward may run."""
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_memory="1MB")
     session.open()
-    monkeypatch.setattr(session, "_borrow", None)
+    monkeypatch.setattr(session, "_open_engine", None)
     for options in ({}, {"max_time": 1000.0}):
         assert session.call(0, [5, 6, 7], 0, {"max_new_tokens": 4, **options})

@@ -120,7 +120,7 @@ class Shared:
         session, kv = self.session, self.session.kv
         kept = session.kept_kv_bytes
         store = session._runner._kept_kv
-        if isinstance(store, kept_kv.KeptKV):
+        if isinstance(store, kept_kv.PrefixStore):
             assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
         if session.memory._max_bytes is not None:
             assert getattr(kv, "nbytes", 0) + kept <= session.memory._max_bytes
@@ -313,9 +313,32 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
     assert kept == min(12 * num_steps, 40)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3-next"])
+def test_kept_texts_give_their_memory_to_those_that_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it ends in a step, that is done once more."""
+    options = {**KEEPS, "pace": FixedPace(8)}
+    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
+    texts(session, [(IDS, 0)])
+    logits_of, sizes = backends.logits_of, []
+
+    def scarce(*given: Any) -> Any:
+        sizes.append(session.kept_kv_bytes)
+        outcome = logits_of(*given)
+        if sizes[-1] and len(sizes) > 1:
+            raise torch.OutOfMemoryError
+        return outcome
+
+    monkeypatch.setattr(backends, "logits_of", scarce)
+    other = tuple(token + 1 for token in IDS)
+    (answer,) = texts(session, [(other, 1)])
+    assert 0 in sizes
+    assert answer.stats.num_prompt_tokens_kept == 0
+
+
 PLACES_OF_MEMORY = {
     "prompt": (prompt_module, "prefill"),
-    "step": (backends, "logits_of"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),
 }
@@ -323,31 +346,28 @@ PLACES_OF_MEMORY = {
 
 @pytest.mark.parametrize("where", PLACES_OF_MEMORY)
 @pytest.mark.parametrize("name", ["llama", "qwen3-next"])
-def test_kept_texts_give_their_memory_to_those_that_run(
+def test_a_prompt_for_which_memory_ends_has_the_error_and_leaves_memory_to_the_next_one(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it ends while a prompt is read, in a step, or for slots, that is done once more.
-
-    Where it ends for states, keys and values are in slots already, and come back from there.
-    """
-    options = {**KEEPS, "pace": FixedPace(8)}
-    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
+    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **KEEPS)
     texts(session, [(IDS, 0)])
     place, call = PLACES_OF_MEMORY[where]
-    stock, sizes = getattr(place, call), []
+    stock, other = getattr(place, call), [token + 1 for token in IDS]
 
-    def scarce(*args: Any, **kwargs: Any) -> Any:
-        sizes.append(session.kept_kv_bytes)
-        outcome = None if call == "add" else stock(*args, **kwargs)
-        if sizes[-1] and (call == "add" or len(sizes) > 1):
+    def scarce(*given: Any) -> Any:
+        if session.kept_kv_bytes:
             raise torch.OutOfMemoryError
-        return stock(*args, **kwargs) if call == "add" else outcome
+        return stock(*given)
 
-    monkeypatch.setattr(place, call, scarce)
-    other = tuple(token + 1 for token in IDS)
-    (answer,) = texts(session, [(other, 1)])
-    assert 0 in sizes
-    assert answer.stats.num_prompt_tokens_kept == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(place, call, scarce)
+        session.submit(0, other, 0, {"max_new_tokens": 4})
+        (answer,) = session.work()
+    assert isinstance(answer.error, torch.OutOfMemoryError)
+    assert session.kept_kv_bytes == 0
+    session.submit(1, other, 0, {"max_new_tokens": 4})
+    (answer,) = session.work()
+    assert answer.ids == alone(tiny_model(name), other, 0, max_new_tokens=4)
 
 
 def test_images_are_read_with_their_prompts() -> None:

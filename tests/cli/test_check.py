@@ -185,6 +185,9 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     _, loaded, drafting = python_lines(replace(asked, cache=None, draft_model="me/small"), found)
     assert loaded == 'small = AutoModelForCausalLM.from_pretrained("me/small")'
     assert drafting == "selfspec.attach(model, selfspec.SelfSpec(draft_model=small))"
+    idle = replace(found, stats={"a": GenerationStats(draft_model_reason="2 looks in 9 steps")})
+    _, without = python_lines(replace(asked, cache=None, draft_model="int4"), idle)
+    assert without == attached
     rounded, _ = python_lines(replace(asked, weights="int8"), found, sees=True)
     assert rounded.endswith('weights="int8", sees=True)')
 

@@ -23,7 +23,7 @@ from transformers.models.lfm2 import modeling_lfm2
 
 from selfspec.compat import authors
 from selfspec.compat.modules import hooks_on
-from selfspec.forward.states.seam import _Branching
+from selfspec.forward.states.swapped_functions import _Branching
 from tests.fakes import new_model, of_library, tiny_model
 
 

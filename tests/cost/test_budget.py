@@ -91,9 +91,9 @@ def test_what_was_decided_is_said_in_a_line():
 
 def test_all_rows_wait_for_what_one_of_them_looks_for():
     budget = MeasuredBudget()
-    budget.run_as(1, CostCurve({1: 2.0, 8: 9.0}))
+    budget.use_curve(1, CostCurve({1: 2.0, 8: 9.0}))
     assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (2.0, 0.25)
-    budget.run_as(4, CostCurve({1: 5.0, 8: 9.0}))
+    budget.use_curve(4, CostCurve({1: 5.0, 8: 9.0}))
     assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (5.0, 0.4)
 
 

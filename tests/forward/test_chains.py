@@ -114,7 +114,7 @@ def test_steps_of_any_kind_in_any_order(name: str, num_rows: int) -> None:
     for _ in range(6):
         chain = Chain(name, num_rows)
         for _ in range(dice.randrange(1, 6)):
-            assert chain.backend.front == NUM_COLUMNS + chain.at
+            assert chain.backend.tree_start == NUM_COLUMNS + chain.at
             assert chain.backend.max_width(16) == 16
             chain.step(dice.randrange(3), dice.choice([0, 0, 1, 3]))
             assert columns_of(chain.cache) == NUM_COLUMNS + chain.at
@@ -177,9 +177,9 @@ def test_a_model_that_reads_on_wrongly_is_decoded_plainly(
 ) -> None:
     model = new_model(name, dtype=dtype)
     assert probe(model).mode == "chain"
-    ability = probe(forgets(model, kinds))
-    assert ability.mode == "plain"
-    assert said in ability.reason or "with it several tokens" in ability.reason
+    support = probe(forgets(model, kinds))
+    assert support.mode == "plain"
+    assert said in support.reason or "with it several tokens" in support.reason
 
 
 def test_chains_that_limit_what_steps_do_not_are_found_out() -> None:
@@ -212,7 +212,7 @@ def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(
         with pytest.raises(KeyboardInterrupt):
             chain.step(1, 2)
     chain.backend.release()
-    chain.at = chain.backend.front - NUM_COLUMNS
+    chain.at = chain.backend.tree_start - NUM_COLUMNS
     assert_same_cache(chain.cache, chain.plain_cache())
 
 
@@ -236,8 +236,8 @@ def test_an_interrupt_while_states_are_taken_over_leaves_them_to_the_caller(
 
 
 def test_states_that_code_of_its_own_moves_on_get_no_chain() -> None:
-    ability = probe(tiny_model("zaya"))
-    assert (ability.mode, ability.reason) == (
+    support = probe(tiny_model("zaya"))
+    assert (support.mode, support.reason) == (
         "plain",
         "its running states are moved on by code of its own",
     )

@@ -15,8 +15,10 @@ from tests.fakes import new_model
 pytestmark = pytest.mark.usefixtures("measuring")
 
 
-def backend(front: int = 20, kind: str = "eager") -> Any:
-    return SimpleNamespace(kv=SimpleNamespace(front=front), kind=kind, chains_only=False)
+def backend(tree_start: int = 20, kind: str = "eager") -> Any:
+    return SimpleNamespace(
+        kv=SimpleNamespace(tree_start=tree_start), forward_name=kind, chains_only=False
+    )
 
 
 @pytest.fixture
@@ -32,19 +34,21 @@ def teach(curve: CostCurve, slope: float) -> None:
 def test_the_same_situation_has_the_same_curve(costs):
     model = new_model()
     curve = costs.curve(model, backend(), 1)
-    assert costs.curve(model, backend(front=200), 1) is curve
-    assert costs.curve(model, backend(front=300), 1) is not curve
+    assert costs.curve(model, backend(tree_start=200), 1) is curve
+    assert costs.curve(model, backend(tree_start=300), 1) is not curve
     assert costs.curve(model, backend(), 3) is not curve
     assert costs.curve(model, backend(kind="packed"), 1) is not curve
 
 
 def test_a_new_length_starts_from_the_nearest_known_one(costs):
     model = new_model()
-    short, long = (costs.curve(model, backend(front=front), 1) for front in (20, 3000))
+    short, long = (
+        costs.curve(model, backend(tree_start=tree_start), 1) for tree_start in (20, 3000)
+    )
     teach(short, 0.5)
     teach(long, 0.1)
-    assert costs.curve(model, backend(front=300), 1).table(8) == short.table(8)
-    assert costs.curve(model, backend(front=1500), 1).table(8) == long.table(8)
+    assert costs.curve(model, backend(tree_start=300), 1).table(8) == short.table(8)
+    assert costs.curve(model, backend(tree_start=1500), 1).table(8) == long.table(8)
 
 
 def test_what_calls_with_one_row_have_learned(costs):
@@ -53,7 +57,7 @@ def test_what_calls_with_one_row_have_learned(costs):
     curve = costs.curve(model, backend(), 1)
     assert learned_curve(costs, "eager", 600) is None
     teach(curve, 0.3)
-    costs.curve(model, backend(front=600), 1)  # Nothing was timed at this length.
-    teach(costs.curve(model, backend(front=600), 2), 0.1)
+    costs.curve(model, backend(tree_start=600), 1)  # Nothing was timed at this length.
+    teach(costs.curve(model, backend(tree_start=600), 2), 0.1)
     assert learned_curve(costs, "eager", 600) is curve
     assert learned_curve(costs, "packed", 600) is None

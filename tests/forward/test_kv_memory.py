@@ -43,7 +43,7 @@ def test_slots_take_a_tenth_more_and_those_of_a_tree(length: int) -> None:
     model, width = attach(new_model()), 16
     spec = SelfSpec(budget="fixed", max_nodes=width)
     with torch.no_grad():
-        spec.ability(model)  # A trial has a KV of its own.
+        spec.support(model)  # A trial has a KV of its own.
         stock = most_held(model, length, do_sample=False)
         ours = most_held(model, length, do_sample=False, assistant=spec)
     config = model.config

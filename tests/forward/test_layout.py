@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.forward.layout import InputShape, Layout, TreePlacement, Window, hiding, read, write
+from selfspec.forward.layout import (
+    InputShape,
+    Layout,
+    TreePlacement,
+    Window,
+    hiding,
+    pack_inputs,
+    unpack_inputs,
+)
 from selfspec.forward.rows import KVRow
 from selfspec.records import DraftTree
 from tests.oracles import MaskOracle
@@ -26,7 +34,7 @@ class Batch(NamedTuple):
     prompt_length: int
 
     @property
-    def front(self) -> int:
+    def tree_start(self) -> int:
         return max(self.lengths)
 
     def visible(self) -> torch.Tensor | None:
@@ -81,7 +89,7 @@ def laid_out(
         KVRow(num_columns=length, start=start, position=positions[..., number])
         for number, (length, start) in enumerate(zip(batch.lengths, starts, strict=True))
     ]
-    forward = TreePlacement(rows_of, batch.front, dict(zip(windows, firsts, strict=True)))
+    forward = TreePlacement(rows_of, batch.tree_start, dict(zip(windows, firsts, strict=True)))
     known = batch.visible()
     rows, nodes, keys = more or (0, 0, 0)
     shape = InputShape(len(batch.trees) + rows, width + nodes, positions.shape[:-1], len(windows))
@@ -90,9 +98,9 @@ def laid_out(
     shown: Any = windows
     if more is None:
         shown = hiding(windows, forward, width, has_padding=known is not None)
-    num_keys = [batch.front - first + shape.width + keys for first in firsts]
-    return read(
-        write(batch.trees, forward, shape),
+    num_keys = [batch.tree_start - first + shape.width + keys for first in firsts]
+    return unpack_inputs(
+        pack_inputs(batch.trees, forward, shape),
         shape,
         windows=shown,
         num_keys=dict(zip(windows, num_keys, strict=True)),
@@ -105,7 +113,7 @@ def mask_of(batch: Batch, window: Window, first_column: int = 0) -> torch.Tensor
     """(B, 1, Q, columns), also where there is none, as nothing is hidden."""
     mask = laid_out(batch, window, first_column).masks["type"]
     width = max(map(len, batch.trees))
-    shape = (len(batch.trees), 1, width, batch.front - first_column + width)
+    shape = (len(batch.trees), 1, width, batch.tree_start - first_column + width)
     return torch.zeros(shape) if mask is None else mask
 
 
@@ -117,7 +125,7 @@ def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[lis
         walk = MaskOracle(tree.parents, length, hidden, *window)
         rows.append(
             [
-                [walk.sees_column(node, c) for c in range(first_column, batch.front)]
+                [walk.sees_column(node, c) for c in range(first_column, batch.tree_start)]
                 + [walk.sees_node(node, other) for other in range(width)]
                 for node in range(width)
             ]
@@ -159,7 +167,7 @@ def test_surplus_rows_nodes_and_keys_change_nothing(batch, window, more, data):
     rows, width = len(batch.trees), max(map(len, batch.trees))
     layout = laid_out(batch, window, first_column, more=more)
     mask, exact = layout.masks["type"], laid_out(batch, window, first_column)
-    tree_begins = batch.front - first_column
+    tree_begins = batch.tree_start - first_column
     true_mask = mask_of(batch, window, first_column)
     assert torch.equal(mask[:rows, :, :width, : tree_begins + width], true_mask)
     lowest = torch.finfo(torch.float32).min
@@ -171,7 +179,7 @@ def test_surplus_rows_nodes_and_keys_change_nothing(batch, window, more, data):
     assert torch.equal(layout.input_ids[:rows, :width], exact.input_ids)
     assert torch.equal(layout.position_ids[:rows, :width], exact.position_ids)
     assert layout.slots["type"].tolist() == [tree_begins + n for n in range(width + more[1])]
-    assert int(layout.front) == batch.front
+    assert int(layout.tree_start) == batch.tree_start
 
 
 def test_positions_of_several_axes():

@@ -9,9 +9,14 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
+from selfspec.ability.probe import attention_for_trees
 from selfspec.compat.generation import KV
+from selfspec.errors import UnsupportedError
 from selfspec.forward import prompt as prompt_module
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.model import AttentionTypes
 from selfspec.forward.prompt import PromptPlan, ReadSoFar, part_of, read_prompt
+from selfspec.forward.rows import KVRow
 from tests.fakes import prompt, tiny_model
 
 
@@ -125,3 +130,17 @@ def test_a_part_sees_the_columns_in_front_of_it_alone() -> None:
     assert part["attention_mask"].shape == (1, 6)
     assert part["position_ids"][0, 0].tolist() == [4, 5]
     assert part["x"] == 1
+
+
+def test_padding_is_refused_where_an_image_has_columns_and_no_ids() -> None:
+    """Nobody would know which columns the mask is about."""
+    model, inputs = tiny_model(), prompt(2)
+    inputs["attention_mask"][1, :3] = 0
+    prefilled = read(model, inputs)
+    layer = prefilled.cache.layers[0]
+    layer.keys, layer.values = (torch.cat([x[:, :, :1], x], 2) for x in (layer.keys, layer.values))
+    attention = attention_for_trees(model)
+    assert isinstance(attention, AttentionTypes)
+    backend = TreeBackend(model, attention)
+    with pytest.raises(UnsupportedError, match="must be its tokens"):
+        backend.admit(prefilled, [KVRow(), KVRow()], [], max_new_columns=4, max_tree=4)

@@ -110,7 +110,7 @@ def write_tree(kv: HeldKV, stamps: list[list[int]], *, captured: bool = False):
     """One forward's worth of a tree; what attention gets to see."""
     width = len(stamps[0])
     _, front, firsts, _ = kv.reserve(kv.rows, width)
-    assert kv.cache.get_seq_length() == front == kv.front
+    assert kv.cache.get_seq_length() == front == kv.tree_start
     for layer in kv.cache.layers:
         first_column = firsts[layer.attention_type]
         assert layer.get_mask_sizes(4) == (front - first_column + 4, first_column)
@@ -223,7 +223,7 @@ class KvMachine(RuleBasedStateMachine):
         if not hasattr(self, "kv"):
             return
         assert self.kv.lengths == [len(row) for row in self.rows]
-        assert self.kv.front == max(self.kv.lengths)
+        assert self.kv.tree_start == max(self.kv.lengths)
         # Columns that a window still sees must never be dropped.
         dropped = self.kv.forward.firsts.get("sliding_attention", 0)
         assert dropped <= max(min(self.kv.lengths) - self.window + 1, 0)
@@ -273,7 +273,7 @@ def test_full_slots_double_and_windowed_ones_forget(policy, monkeypatch):
         chain_steps(kv, 1, width=4, captured=policy is FIXED)
         capacities.add(capacity(kv, 0))
         assert capacity(kv, 1) <= 128  # Two windows, rounded up to 64.
-    assert capacity(kv, 0) < 2 * kv.front + 64
+    assert capacity(kv, 0) < 2 * kv.tree_start + 64
     assert len(capacities) <= 8  # That is how often it was copied on the way from 3 to 1203.
 
 

@@ -224,4 +224,4 @@ def test_a_decoder_that_sees_later_tokens_is_decoded_plainly(monkeypatch: Any) -
         monkeypatch.setattr(block.layer[0].SelfAttention, "is_decoder", False, raising=True)
     monkeypatch.setattr(model.decoder, "is_decoder", False)
     monkeypatch.setattr(model.decoder.config, "is_decoder", False)
-    assert SelfSpec().ability(model).mode == "plain"
+    assert SelfSpec().support(model).mode == "plain"

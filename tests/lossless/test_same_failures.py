@@ -128,7 +128,7 @@ def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -
                     of_library(lambda *_, fuse=fuse, lit=lit: fuse.burn() if lit else None)
                 )
                 stack.callback(hook.remove)
-                spec.ability(model)  # A new hook is tried before, and the fuse burns in the call.
+                spec.support(model)  # A new hook is tried before, and the fuse burns in the call.
                 lit.append(True)
             else:
                 extra = PLACES[place](fuse)
@@ -169,7 +169,7 @@ def test_memory_that_ends_within_a_layer_of_the_cache(
     whole = run(model, inputs, **GREEDY).ids
     for at in range(20, 32):
         kv, spec = DynamicCache(config=model.config), doubting(whole, inputs, seed=at)
-        spec.ability(model)
+        spec.support(model)
         with monkeypatch.context() as patch, ExitStack() as stack:
             patch.setattr(cache_utils, "torch", ScarceTorch(at))
             stack.enter_context(pytest.raises(torch.OutOfMemoryError))

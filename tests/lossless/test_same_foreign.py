@@ -315,7 +315,7 @@ def test_code_that_comes_and_goes(put: Callable[[Any], Undo], said: str, trials:
         assert "use SelfSpec(trust_hooks=True)" in str(spec.stats.disabled_reason)
         assert spec.stats.forward == "eager"
         assert len(trials) == 1
-        assert SelfSpec(trust_hooks=True).ability(model).mode == "tree"
+        assert SelfSpec(trust_hooks=True).support(model).mode == "tree"
     finally:
         undo()
     run_both(model, prompt(), spec, drafts=False, **shortly)
@@ -387,7 +387,7 @@ def test_a_verdict_on_trusted_code_is_of_one_mode(trials: list[str]) -> None:
     model.__class__ = Modal
     for ignores, mode in ((False, "tree"), (True, "chain"), (False, "tree")):
         model.ignores_masks = ignores
-        assert spec.ability(model).mode == mode
+        assert spec.support(model).mode == mode
         run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert len(trials) == 2
 
@@ -438,7 +438,7 @@ def test_outliers_of_all_tokens_are_decoded_plainly(
     both = run_both(model, prompt(2), SelfSpec(**FIXED), drafts=False, **GREEDY)
     assert "Linear8bitLt of bitsandbytes" in str(both.stats.disabled_reason)
     monkeypatch.setattr(Linear8bitLt, "threshold", 0.0)
-    assert SelfSpec().ability(model).mode == "tree"
+    assert SelfSpec().support(model).mode == "tree"
 
 
 @pytest.mark.filterwarnings("ignore:(torch.quantize_per_tensor|torch.ao.quantization):")
@@ -460,4 +460,4 @@ class OneScale(nn.Linear):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_scale_for_all_tokens_of_a_layer_is_found_out(dtype: torch.dtype) -> None:
     model = with_linears(OneScale, dtype=dtype)
-    assert "come after them" in str(SelfSpec().ability(model).reason)
+    assert "come after them" in str(SelfSpec().support(model).reason)

@@ -55,16 +55,16 @@ RETURNED = {"return_dict_in_generate": True}
 
 @pytest.mark.parametrize("name", DRAFTED)
 def test_states_branch(name: str) -> None:
-    ability = SelfSpec().ability(tiny_model(name))
-    assert ability.mode == ("chain" if name in CHAINS else "tree"), ability.reason
+    support = SelfSpec().support(tiny_model(name))
+    assert support.mode == ("chain" if name in CHAINS else "tree"), support.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", few([name for name in DRAFTED if name not in CHAINS], FEW))
 def test_states_branch_in_half_precision(name: str, dtype: torch.dtype) -> None:
     """Also where all ways of stock happen to give the same bits."""
-    ability = SelfSpec().ability(new_model(name, dtype=dtype))
-    assert ability.mode == "tree", ability.reason
+    support = SelfSpec().support(new_model(name, dtype=dtype))
+    assert support.mode == "tree", support.reason
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -213,7 +213,7 @@ def interrupted(
         of_library(lambda *_: fuse.burn() if lit else None)
     )
     try:
-        spec.ability(model)  # Tries the model, as it is with the hook, in forwards of its own.
+        spec.support(model)  # Tries the model, as it is with the hook, in forwards of its own.
         lit += [place] if place == "layer" else []
         with pytest.raises(KeyboardInterrupt):
             run(model, inputs, custom_generate=spec, **options, **GREEDY)

@@ -197,7 +197,7 @@ class RandomCall:
         extras = self.extras(breaks=True)
         handle = None
         spec = self.spec(whole)
-        spec.ability(self.model)  # Found out before, so that the fuse burns in the call.
+        spec.support(self.model)  # Found out before, so that the fuse burns in the call.
         if self.breaks == "forward":
             lists = [m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList)]
             # Of a prompt's forward that breaks off, stock too leaves what the first layers read.

@@ -16,6 +16,7 @@ from selfspec.neural import rounded_copy as module
 from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.weights import is_packed_in_place
 from selfspec.weights.rounded_model import bytes_of_rounded
+from selfspec.weights.streamed import loading
 from tests.fakes import new_model, packs_here, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, NUM_NEW, few, run, run_both, slow
 from tests.sessions import TextSession
@@ -232,8 +233,15 @@ def test_a_paper_takes_none() -> None:
         SelfSpec.as_in("edgellm", draft_model="int8")
 
 
+@pytest.fixture
+def pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of a small model, which would leave its memory to layers."""
+    monkeypatch.setattr(loading, "copy_pays", lambda *_: True)
+
+
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("pays")
 def test_streamed(mode: str, bits: str, tmp_path: Path) -> None:
     """What stands for streamed layers stays in memory, within `max_memory`."""
     stock = saved_model(tmp_path)
@@ -249,6 +257,7 @@ def test_streamed(mode: str, bits: str, tmp_path: Path) -> None:
     assert spec.stats.draft_model_bytes == planned
 
 
+@pytest.mark.usefixtures("pays")
 def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
     stock = saved_model(tmp_path, num_hidden_layers=24)
     options = {"max_length": 1, "draft_model": "int8"}

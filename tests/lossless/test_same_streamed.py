@@ -165,11 +165,11 @@ def test_trials_run_the_first_layers_alone(tmp_path: Path) -> None:
 
     sys.setprofile(watch)
     try:
-        ability = SelfSpec().ability(streamed)
+        support = SelfSpec().support(streamed)
     finally:
         sys.setprofile(None)
-    assert ability == SelfSpec().ability(model)
-    assert ability.mode == "tree"
+    assert support == SelfSpec().support(model)
+    assert support.mode == "tree"
     assert "forward" not in calls
 
 
@@ -228,5 +228,5 @@ def test_trees_over_weights_on_disk(name: str, where: str, mode: str, tmp_path: 
     model = attach(offloaded(tmp_path, where))
     both = run_both(model, inputs, entrance="assistant", **MODES[mode])
     assert_same_ids(both.stock.ids, stock.ids)
-    assert SelfSpec().ability(model).mode == "tree"
+    assert SelfSpec().support(model).mode == "tree"
     assert sum(n * times for n, times in both.stats.accepted_lengths.items()) > 5

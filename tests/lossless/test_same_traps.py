@@ -90,7 +90,7 @@ def test_queries_that_are_scaled_by_blocks_of_columns(num_rows: int) -> None:
     model, spec = new_model("llama4", floor_scale=11, attn_scale=2.0), SelfSpec(max_nodes=16)
     for _ in range(3):  # The later calls know the text and draft deep.
         both = run_both(model, prompt(num_rows), spec, max_new_tokens=40, **GREEDY)
-    assert spec.ability(model).mode == "tree"
+    assert spec.support(model).mode == "tree"
     assert both.stats.tokens_per_step > 1
 
 

@@ -88,7 +88,7 @@ def test_an_activated_lora_whether_it_is_off_or_on_at_first(order: int) -> None:
     for ids in [off, on][::order] * 2:
         inputs = {"input_ids": ids}
         run_both(model, inputs, spec, drafts=False, entrance="assistant", **GREEDY)
-    assert spec.ability(model).mode == "tree"  # The model inside, without an adapter that is on.
+    assert spec.support(model).mode == "tree"  # The model inside, without an adapter that is on.
     with pytest.raises(UnsupportedError, match="call generate\\(\\) for each prompt"):
         list(generate_many(model, tiny_tokenizer(), off.tolist(), max_new_tokens=9, **GREEDY))
     assert num_hooks(model) == 0

@@ -63,7 +63,7 @@ class Unrounded:
 def test_paths_are_read_with_their_ancestors_in_one_forward(name: str) -> None:
     """Whatever the order, the logits are those of the text with the path at its end."""
     model, spec = new_model(name), SelfSpec()
-    attention = spec.ability(model).attention
+    attention = spec.support(model).attention
     assert attention is not None
     ids, last = prompt()["input_ids"], 5
     cache = DynamicCache(config=model.config)

@@ -188,5 +188,5 @@ def _of_match(name: str, run: int, rank: int) -> Evidence:
 
 @lru_cache(maxsize=64)
 def _of_way_on(name: str, way: int, num_astray: int) -> Evidence:
-    """Which way on, and for how long the text is astray; a chance of one in six is assumed."""
+    """Evidence for a way on after the texts have parted; it begins with a chance of one in six."""
     return Evidence(name, rank=way + 1, count_bin=num_astray, probability_bin=2)

@@ -2,8 +2,9 @@
 
 A layer of transformers reads the tokens of a forward one after the other, in chunks. Its rule for a
 chunk holds for a tree too if "all tokens before this one" becomes "all ancestors of this node".
-Parents come before their children. The rules write to no state: what the nodes would add to it is
-told (`Told`), and `decay` and `add` let it follow a path. Sums are in float32, as in transformers.
+Parents come before their children. The rules write to no state: what the nodes would add to
+it is a `StateUpdate`, and `decay` and `add` let it follow a path. Sums are in float32, as in
+transformers.
 
 Shapes: B rows, W nodes, H heads, C channels of a convolution; a state is (K, V) for each head.
 """
@@ -61,7 +62,7 @@ class Ancestry:
         return self._windows[size]
 
 
-class Told(NamedTuple):
+class StateUpdate(NamedTuple):
     """What each node adds to a state, and how much of the state is left after it."""
 
     keys: torch.Tensor  # (..., B, H, W, K)
@@ -70,7 +71,7 @@ class Told(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The accepted nodes of each row; none where a row keeps its states, whatever was told."""
+    """The accepted nodes of each row; none where a row keeps its states, whatever was update."""
 
     is_on: torch.Tensor  # (B, W) bool
     last: torch.Tensor  # (B,): the last node; 0 where there is none
@@ -90,14 +91,14 @@ class Paths(NamedTuple):
         return cls(table[:, :width].bool(), table[:, width])
 
 
-def along(told: Told, paths: Paths) -> Told:
+def along(update: StateUpdate, paths: Paths) -> StateUpdate:
     """What paths add to states, and what they leave of them, (..., B, H, 1 or K, 1)."""
     is_on, moves = paths.is_on[:, None, :, None], paths.moves[:, None, None, None]
-    ends = paths.last.view(*[1] * (told.decays.dim() - 4), -1, 1, 1, 1)
-    left = told.decays.take_along_dim(ends, dim=-2)
-    keys = told.keys * (left - told.decays).masked_fill(~is_on, -torch.inf).exp()
-    keys, values = (part.masked_fill(~is_on, 0) for part in (keys, told.values))
-    return Told(keys, values, left.masked_fill(~moves, 0).exp().mT)
+    ends = paths.last.view(*[1] * (update.decays.dim() - 4), -1, 1, 1, 1)
+    left = update.decays.take_along_dim(ends, dim=-2)
+    keys = update.keys * (left - update.decays).masked_fill(~is_on, -torch.inf).exp()
+    keys, values = (part.masked_fill(~is_on, 0) for part in (keys, update.values))
+    return StateUpdate(keys, values, left.masked_fill(~moves, 0).exp().mT)
 
 
 def decay(left: torch.Tensor, state: torch.Tensor) -> None:
@@ -128,7 +129,7 @@ def delta_rule(
     ancestry: Ancestry,
     *,
     normalises: bool,
-) -> tuple[torch.Tensor, Told]:
+) -> tuple[torch.Tensor, StateUpdate]:
     """The gated delta rule: what it gives for each node (B, W, H, V), and what it tells.
 
     With W = 1, this is a plain step.
@@ -153,7 +154,7 @@ def delta_rule(
         solve = torch.linalg.solve_triangular
         values = solve(beta * known, values, upper=False, unitriangular=True)
     result = result + seen @ values
-    return result.transpose(1, 2).to(dtype), Told(key, values, decays)
+    return result.transpose(1, 2).to(dtype), StateUpdate(key, values, decays)
 
 
 def scan(
@@ -166,7 +167,7 @@ def scan(
     ancestry: Ancestry,
     *,
     skip: torch.Tensor | None,  # (H,): D in the paper
-) -> tuple[torch.Tensor, Told]:
+) -> tuple[torch.Tensor, StateUpdate]:
     """The scan of Mamba 2: what it gives for each node (B, W, H, K) in float32, and what it tells.
 
     The time steps are final: with their bias, and positive.
@@ -183,7 +184,7 @@ def scan(
     result = result + outputs @ state.float().mT * decays.exp()
     if skip is not None:
         result = result + skip[:, None, None] * x
-    return result.transpose(1, 2), Told(added, inputs, decays)
+    return result.transpose(1, 2), StateUpdate(added, inputs, decays)
 
 
 def final_time_steps(

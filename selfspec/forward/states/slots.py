@@ -1,7 +1,8 @@
 """The running states of rows, which follow the paths that were accepted.
 
-A forward over trees reads states and writes none. What its nodes told is kept until the paths are
-known. Then the states move on, layer by layer, and nothing is copied before or read again after.
+A forward over trees reads states and writes none. What its nodes would change is kept until the
+paths are known. Then the states move on, layer by layer, and nothing is copied before or read again
+after.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
-    Told,
+    StateUpdate,
     across_rows,
     add,
     along,
@@ -28,7 +29,7 @@ from selfspec.forward.states.rules import (
 
 Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
 # For each state that is to move on: its tensor, how often that was written, its rows, the writes.
-Moves = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
+PendingWrites = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
 
 
 class Branches(NamedTuple):
@@ -38,11 +39,14 @@ class Branches(NamedTuple):
     """
 
     ancestry: Ancestry
-    told: dict[StatePlace, torch.Tensor | Told]
+    updates: dict[StatePlace, torch.Tensor | StateUpdate]
 
     @property
     def nbytes(self) -> int:
-        parts = [told if isinstance(told, Told) else (told,) for told in self.told.values()]
+        parts = [
+            update if isinstance(update, StateUpdate) else (update,)
+            for update in self.updates.values()
+        ]
         return sum(tensor.nbytes for part in parts for tensor in part)
 
 
@@ -126,9 +130,9 @@ class States:
     def columns(self, place: StatePlace, nodes: torch.Tensor) -> torch.Tensor:
         """The columns (B, C, size + W) that a convolution sees: of its state, and of nodes."""
         store = self._stores[place][self._places]
-        told = torch.cat([store, _turned(place, nodes).to(store.dtype)], dim=1)
-        self.tell(place, told)
-        columns = self._as_shown(place, told)
+        update = torch.cat([store, _turned(place, nodes).to(store.dtype)], dim=1)
+        self.record(place, update)
+        columns = self._as_shown(place, update)
         self._columns[id(columns)] = columns, place
         return columns
 
@@ -140,23 +144,23 @@ class States:
         assert self.branches is not None
         return self.branches.ancestry.on(device)
 
-    def tell(self, place: StatePlace, told: torch.Tensor | Told) -> None:
+    def record(self, place: StatePlace, update: torch.Tensor | StateUpdate) -> None:
         assert self.branches is not None
-        self.branches.told[place] = told
+        self.branches.updates[place] = update
 
-    def moves(self, first: int, paths: Sequence[Sequence[int]]) -> Moves:
+    def moves(self, first: int, paths: Sequence[Sequence[int]]) -> PendingWrites:
         """How the states of rows that lie side by side follow these paths; `settle` moves them."""
         if not self._stores:
             return []
         branches, self.branches = self.branches, None
-        if branches is None or branches.told.keys() != self._stores.keys():
+        if branches is None or branches.updates.keys() != self._stores.keys():
             raise UnsupportedError(
                 "a forward over several tokens moves its running states on by code of its own"
             )
         rows, due = slice(first, first + len(paths)), dict[StatePlace, Writes]()
         for device in {store.device for store in self._stores.values()}:
             mine = (place for place, store in self._stores.items() if store.device == device)
-            here = {place: branches.told[place] for place in mine}
+            here = {place: branches.updates[place] for place in mine}
             ancestry = branches.ancestry.on(device)
             on_device = Paths.of(paths, ancestry.depths.shape[1], device)
             due |= _moves_of_columns(Branches(ancestry, here), on_device)
@@ -195,7 +199,7 @@ class States:
             layer.recurrent_states.clear()
 
 
-def settle(moves: Moves) -> None:
+def apply_writes(moves: PendingWrites) -> None:
     """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
     while moves:
         store, num_before, state, writes = moves[-1]
@@ -219,40 +223,40 @@ def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def _formats(states: Mapping[StatePlace, torch.Tensor]) -> dict[StatePlace, Any]:
-    """What the states of a row are like, whatever they hold."""
+    """The shapes and dtypes of a row's states."""
     return {p: (state.shape[1:], state.dtype, state.device) for p, state in states.items()}
 
 
 def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:
-    """What lets the windows of convolutions follow paths."""
+    """The writes by which the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
     moves: dict[StatePlace, Writes] = {}
     numbers: dict[int, torch.Tensor] = {}
-    for place, told in branches.told.items():
-        if isinstance(told, Told):
+    for place, update in branches.updates.items():
+        if isinstance(update, StateUpdate):
             continue
-        size = told.shape[1] - width
+        size = update.shape[1] - width
         if size not in numbers:
-            rows, stays = (torch.arange(n, device=told.device) for n in (number, size))
+            rows, stays = (torch.arange(n, device=update.device) for n in (number, size))
             ends = branches.ancestry.windows(size)[rows, paths.last]
             ends = torch.where(paths.moves[:, None], ends, stays)
             numbers[size] = across_rows(ends, size + width).flatten()
-        moves[place] = [partial(_shift, told[:number].flatten(0, 1), numbers[size])]
+        moves[place] = [partial(_shift, update[:number].flatten(0, 1), numbers[size])]
     return moves
 
 
 def _moves_of_rules(
-    all_told: dict[StatePlace, torch.Tensor | Told], paths: Paths
+    all_updates: dict[StatePlace, torch.Tensor | StateUpdate], paths: Paths
 ) -> dict[StatePlace, Writes]:
-    """What lets other states follow paths; small operations are one for all layers together."""
-    alike: dict[Any, dict[StatePlace, Told]] = {}
-    for place, told in all_told.items():
-        if isinstance(told, Told):
-            told = Told(*(part[: len(paths.last)] for part in told))
-            alike.setdefault(tuple(part.shape for part in told), {})[place] = told
+    """The writes by which other states follow paths; small ones for all layers at once."""
+    alike: dict[Any, dict[StatePlace, StateUpdate]] = {}
+    for place, update in all_updates.items():
+        if isinstance(update, StateUpdate):
+            mine = StateUpdate(*(part[: len(paths.last)] for part in update))
+            alike.setdefault(tuple(part.shape for part in mine), {})[place] = mine
     moves: dict[StatePlace, Writes] = {}
     for group in alike.values():
-        whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
+        whole = along(StateUpdate(*map(torch.stack, zip(*group.values(), strict=True))), paths)
         for place, parts in zip(group, zip(*whole, strict=True), strict=True):
             moves[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
     return moves

@@ -11,7 +11,7 @@ from functools import partial
 
 from transformers.generation.utils import GenerationMixin
 
-try:  # transformers would tell to install a package of this name from an index.
+try:  # Else transformers would advise to install a package from an index.
     import selfspec
     from selfspec.cache.file import FILE_NAME
     from selfspec.plugin.attach import Attachment

@@ -14,9 +14,10 @@ from selfspec.errors import ConfigError
 
 # While one layer is computed from its buffer, the next layer is read into the other buffer.
 NUM_BUFFERS = 2
-# A step with the model's rounded copy brought 7.4 tokens, one with tables alone 2.5, and memory was
-# read 32 times as fast as the disk (a billion weights in bfloat16, 16 nodes).
-_TOKENS_WITH_COPY, _TOKENS, _MEMORY_SPEED = 7.4, 2.5, 32
+# With the model's rounded copy a step brought 5.8 tokens, with tables alone 1.85. To read the model
+# in memory for one look took as long as to read a sixth of it from disk meanwhile. (A billion
+# weights in bfloat16 within 1,440 MB, two cold answers of 24 tokens, one copy in 8 bits.)
+_TOKENS_WITH_COPY, _TOKENS, _MEMORY_SPEED = 5.8, 1.85, 6
 
 
 class Sizes(NamedTuple):

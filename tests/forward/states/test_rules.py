@@ -14,7 +14,7 @@ from selfspec.forward.layout import ancestors
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
-    Told,
+    StateUpdate,
     across_rows,
     add,
     along,
@@ -55,13 +55,13 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=1e-5, atol=2e-6)
 
 
-def follow(state: torch.Tensor, told: Told, paths: Paths) -> None:
+def follow(state: torch.Tensor, told: StateUpdate, paths: Paths) -> None:
     keys, values, left = along(told, paths)
     decay(left, state)
     add(keys, values, state)
 
 
-def assert_leads_to(state: torch.Tensor, told: Told, row: int, node: int, end: Any) -> None:
+def assert_leads_to(state: torch.Tensor, told: StateUpdate, row: int, node: int, end: Any) -> None:
     """The state of a row is that of single steps, and the other row's is what it was."""
     moved = state.clone()
     paths = [path_to(row, node) if row == index else [] for index in range(ROWS)]
@@ -83,7 +83,7 @@ def test_delta_rule(step: Any, num_sharing: int, normalises: bool, ancestry: Anc
     decays = -random(WIDTH, HEADS, *[KEYS] * is_kimi).abs()
     beta, state = random(WIDTH, HEADS).sigmoid(), random(HEADS, KEYS, VALUES)
     parts = (query, key, value, decays, beta)
-    outcome, told = delta_rule(*parts, state, ancestry, normalises=normalises)
+    outcome, update = delta_rule(*parts, state, ancestry, normalises=normalises)
     query, key = (part.repeat_interleave(num_sharing, dim=2) for part in (query, key))
     for row, node in NODES:
         path = path_to(row, node)
@@ -97,7 +97,7 @@ def test_delta_rule(step: Any, num_sharing: int, normalises: bool, ancestry: Anc
             use_qk_l2norm_in_kernel=normalises,
         )
         assert_near(outcome[row, node], answer[0, -1])
-        assert_leads_to(state, told, row, node, end)
+        assert_leads_to(state, update, row, node, end)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -108,7 +108,7 @@ def test_scan(groups: int, ancestry: Ancestry) -> None:
     rates, skip, bias = -torch.rand(HEADS), torch.randn(HEADS), torch.randn(HEADS)
     state = random(HEADS, KEYS, VALUES)
     final = final_time_steps(steps, bias, is_softplus=True)
-    outcome, told = scan(x, final, rates, inputs, outputs, state, ancestry, skip=skip)
+    outcome, update = scan(x, final, rates, inputs, outputs, state, ancestry, skip=skip)
 
     def wide(each: torch.Tensor) -> torch.Tensor:
         return each[..., None].expand(*each.shape, KEYS)
@@ -129,7 +129,7 @@ def test_scan(groups: int, ancestry: Ancestry) -> None:
                 dt_softplus=True,
             )
         assert_near(outcome[row, node], answer[0])
-        assert_leads_to(state, told, row, node, end)
+        assert_leads_to(state, update, row, node, end)
 
 
 @pytest.mark.parametrize("activation", ["silu", None])
@@ -157,7 +157,7 @@ def test_what_hidden_nodes_hold_moves_no_state(ancestry: Ancestry) -> None:
     """A NaN beside the path, and one in a row that has no path."""
     torch.manual_seed(0)
     state = random(HEADS, KEYS, VALUES)
-    told = Told(
+    told = StateUpdate(
         random(HEADS, WIDTH, KEYS), random(HEADS, WIDTH, VALUES), -random(HEADS, WIDTH, 1).abs()
     )
     paths, clean, spoiled = (

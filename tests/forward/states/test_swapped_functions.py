@@ -16,9 +16,9 @@ from selfspec.compat.generation import KV
 from selfspec.compat.states import state_functions, states_by_place
 from selfspec.forward.layers import StateLayer
 from selfspec.forward.states import slots
-from selfspec.forward.states.rules import Ancestry, Told
-from selfspec.forward.states.seam import branching
+from selfspec.forward.states.rules import Ancestry, StateUpdate
 from selfspec.forward.states.slots import States
+from selfspec.forward.states.swapped_functions import branching
 from selfspec.forward.tree_kv import TreeKV
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, NUM_COLUMNS, in_threads, run, run_both
@@ -100,8 +100,8 @@ class Step:
             if place in self.before:
                 heads, keys, values = state.shape[1:]
                 parts = ((keys, 1.0), (values, 1.0), (1, -math.log(2)))
-                told = Told(*(torch.full((1, heads, 1, n), each) for n, each in parts))
-                self.states.tell(place, told)
+                update = StateUpdate(*(torch.full((1, heads, 1, n), each) for n, each in parts))
+                self.states.record(place, update)
             else:
                 self.states.columns(place, torch.zeros(1, state.shape[1], 1))
 
@@ -130,9 +130,9 @@ def test_an_interrupt_while_states_move_on_moves_none_twice(
     step = Step()
     moves = step.states.moves(0, [[0]])
     with pytest.raises(KeyboardInterrupt):
-        slots.settle(moves)
-    slots.settle(moves)
-    slots.settle(moves)
+        slots.apply_writes(moves)
+    slots.apply_writes(moves)
+    slots.apply_writes(moves)
     step.assert_moved()
 
 
@@ -176,7 +176,7 @@ def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
     step = Step()
     branches = step.states.branches
     assert branches is not None
-    del branches.told[next(iter(step.before))]
+    del branches.updates[next(iter(step.before))]
     with pytest.raises(UnsupportedError, match="by code of its own"):
         step.states.moves(0, [[0]])
 

@@ -89,8 +89,8 @@ def _delta_rule(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     parts = (query, key, value, g, beta, initial_state, states.ancestry(key.device))
-    result, told = delta_rule(*parts, normalises=use_qk_l2norm_in_kernel)
-    states.tell(place, told)
+    result, update = delta_rule(*parts, normalises=use_qk_l2norm_in_kernel)
+    states.record(place, update)
     return result, initial_state
 
 
@@ -111,8 +111,8 @@ def _scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps = final_time_steps(dt, dt_bias, is_softplus=dt_softplus)
     parts = (hidden_states, steps, A, B, C, initial_states, states.ancestry(dt.device))
-    result, told = scan(*parts, skip=D)
-    states.tell(place, told)
+    result, update = scan(*parts, skip=D)
+    states.record(place, update)
     return result.contiguous(), initial_states
 
 
@@ -137,8 +137,8 @@ def _scan_step(
     x, steps, inputs, outputs = (part[:, None] for part in (hidden_states, steps, B, C))
     rates = A[:, 0, 0]
     ancestry = states.ancestry(state.device)
-    result, told = scan(x, steps, rates, inputs, outputs, state, ancestry, skip=skip)
-    states.tell(place, told)
+    result, update = scan(x, steps, rates, inputs, outputs, state, ancestry, skip=skip)
+    states.record(place, update)
     result = result[:, 0].to(hidden_states.dtype)
     return (result if z is None else result * silu(z)).to(hidden_states.dtype)
 
