@@ -67,14 +67,25 @@ class Following(NamedTuple):
 class FollowingCursor(Cursor):
     """The places of one row's text in a stored one, the longest `most_matches`.
 
-    Names at most `top_k` tokens: those at the matches, and then those at the three ways on.
+    Names at most `top_k` tokens: those at the matches, and then those at the three ways on. After
+    `sure` tokens that agree, the text goes on from there. From `longest` on, runs are the same
+    evidence.
     """
 
     def __init__(
-        self, name: str, text: StoredText, end: Following, *, most_matches: int = 4, top_k: int = 7
+        self,
+        name: str,
+        text: StoredText,
+        end: Following,
+        *,
+        most_matches: int = 4,
+        top_k: int = 7,
+        sure: int = SURE,
+        longest: int = _RUNS[-1],
     ) -> None:
         self._name, self._text, self._end = name, text, end
         self._most_matches, self._top_k = most_matches, top_k
+        self._sure, self._longest = sure, longest
 
     def root(self) -> Following:
         return self._end
@@ -89,7 +100,7 @@ class FollowingCursor(Cursor):
             tokens = [token for token, _ in following]
             ranked.sort(key=lambda token: (-runs[token], -tokens.count(token), tokens.index(token)))
         named = [
-            (token, _of_match(name, runs[token], rank))
+            (token, _of_match(name, min(runs[token], self._longest), rank))
             for rank, token in enumerate(ranked, start=1)
         ]
         if state.num_astray and (ways_on := self._ways_on(state)):
@@ -103,16 +114,20 @@ class FollowingCursor(Cursor):
 
     def follow(self, state: Following, token: int) -> Following:
         """The places one token later."""
-        text = self._text
+        return self._followed(state, token, looks_around=True)
+
+    def _followed(self, state: Following, token: int, *, looks_around: bool) -> Following:
+        """The same; looks for other places of the token if it should, or if no match goes on."""
+        text, sure = self._text, self._sure
         matches = text.longer(state.matches, token)
         ways_on = [(place, SURE - 1) for place in self._ways_on(state)]
         if ways_on and (ways := text.longer(ways_on, token)):
             matches = sorted({**dict(ways), **dict(matches)}.items(), key=_run, reverse=True)
-        if len(matches) < self._most_matches:
+        if not matches or (looks_around and len(matches) < self._most_matches):
             known = dict(matches)
             matches += [(place, 1) for place in text.near(token, state.left) if place not in known]
         kept = tuple(matches[: self._most_matches])
-        if kept and kept[0][1] >= SURE:
+        if kept and kept[0][1] >= sure:
             return Following(kept, kept[0][0], kept[0][0])
         ahead = text.after(state.ahead) if state.left >= 0 else -1
         return Following(kept, state.left, ahead, state.num_astray + 1)
