@@ -45,6 +45,15 @@ def test_what_costs_more_than_it_may_bring_is_asked_until_it_was_timed() -> None
     assert num_asked == 9
 
 
+def test_a_price_that_is_high_for_a_step_ends_nothing() -> None:
+    """A step that brought many tokens raises it, whoever brought them."""
+    worth = SourceWorth()
+    for step in range(600):
+        is_dear = step % 10 == 9
+        assert worth.should_ask(Price(9.0 if is_dear else 1.0)) is not is_dear
+        worth.observe(seconds=0.1, tokens=0.2)
+
+
 def test_one_slow_answer_says_nothing() -> None:
     worth = SourceWorth()
     for seconds in (0.1, 9.0, 0.1, 0.1, 9.0, 0.1):
