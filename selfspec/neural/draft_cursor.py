@@ -131,17 +131,21 @@ def ranked(logits: torch.Tensor, num: int, draws: Draws, depth: int) -> Likely:
 
 
 def with_margins(likely: Likely, *, is_drawn: bool) -> list[Candidate]:
-    """The candidates that a model names, the first one likeliest, with its margin as evidence."""
+    """The candidates that a model names, the first one likeliest, with its margin as evidence.
+
+    Lengths and halvings are such that the chances that they stand for at first lie between those of
+    a copy whose model rounds well and of one whose model does not.
+    """
     halvings = [math.log2(max(weight, _TINY)) for _, weight in likely]
     candidates = []
     for rank, (token, _) in enumerate(likely, 1):
         behind = halvings[0] - halvings[rank - 1]
         if rank == 1:
             ahead = halvings[0] - halvings[1] if len(halvings) > 1 else math.inf
-            # The surer, the longer the match that such a margin is worth at first.
-            evidence = Evidence(DRAFT_MODEL, 2 + bisect_right(_MARGINS, ahead), 1, int(is_drawn))
+            match_length = 2 + 2 * bisect_right(_MARGINS, ahead)
+            evidence = Evidence(DRAFT_MODEL, match_length, 1, int(is_drawn))
         elif behind <= _FARTHEST:
-            halved = min(1 + int(behind), MAX_BIN)
+            halved = min(rank + 2 * int(behind), MAX_BIN)
             evidence = Evidence(DRAFT_MODEL, 0, rank, int(is_drawn), halved)
         else:
             break
