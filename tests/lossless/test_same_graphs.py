@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -120,8 +119,9 @@ def compile_its_forward(model: Any, backend: Any) -> None:
     model.forward = torch.compile(model.forward, backend=backend)
 
 
-@pytest.mark.parametrize("compiling", [compile_the_model, compile_its_forward])
-@pytest.mark.parametrize("forward", ["auto", "eager"])
+@pytest.mark.parametrize(
+    ("compiling", "forward"), [(compile_the_model, "auto"), (compile_its_forward, "eager")]
+)
 def test_a_model_that_is_compiled_runs_as_it_is(
     compiling: Any, forward: str, log: list[str]
 ) -> None:
@@ -159,11 +159,6 @@ def add_accelerate(model: Any) -> None:
     add_hook_to_module(model.model.layers[1], AlignDevicesHook())
 
 
-def compile_it(model: Any) -> None:
-    mlp = model.model.layers[0].mlp
-    mlp.forward = torch.compile(mlp.forward, backend="eager")
-
-
 def spread(model: Any) -> None:
     """As `device_map` would; the other device is one that holds no values."""
     model.lm_head.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
@@ -177,18 +172,16 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
 REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
         new_model,
-        lambda model: model.model.layers[0].register_forward_hook(of_library(lambda *_: None)),
-        "'model.layers.0' has the hook '<lambda>', whose Python a replay would leave out",
-    ),
-    "pre-hook": (
-        new_model,
         lambda model: model.register_forward_pre_hook(of_library(lambda *_: None)),
         "it has the hook '<lambda>', whose Python a replay would leave out",
     ),
     "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
-    "compiled": (new_model, compile_it, "torch.compile runs it"),
+    "compiled": (
+        new_model,
+        lambda model: model.model.layers[0].mlp.compile(backend="eager"),
+        "torch.compile runs it",
+    ),
     "spread": (new_model, spread, "it is spread over cpu, meta"),
-    "scales": (lambda: new_model("llama4"), as_it_is, "it scales its queries by their column"),
     "experts": (
         lambda: new_model("qwen3-moe"),
         lambda model: model.set_experts_implementation("eager"),
@@ -399,50 +392,7 @@ def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[st
     run_graphs(model, longer, spec, drafts=False, **GREEDY)
 
 
-def test_an_error_from_outside_leaves_graphs_fit_for_use(log: list[str]) -> None:
-    model, inputs = tiny_model("gemma3"), prompt(3)
-    spec = SelfSpec()
-
-    def fuse(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] > 30:
-            raise KeyError("on purpose")
-        return scores
-
-    with pytest.raises(KeyError, match="on purpose"):
-        run(model, inputs, custom_generate=spec, logits_processor=[fuse], **GREEDY)
-    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
-
-
 # who shares what
-
-
-def test_a_second_thread_goes_on_eagerly(log: list[str]) -> None:
-    """The first one stands still in its midst until the second one is through."""
-    model, inputs = tiny_model("gemma3"), prompt(2)
-    stock = run(model, inputs, repetition_penalty=1.1, **GREEDY)
-    spec = SelfSpec()
-    inside, through = threading.Event(), threading.Event()
-    texts: list[torch.Tensor] = []
-
-    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        inside.set()
-        assert through.wait(60)
-        return scores
-
-    def first() -> None:
-        options = {"repetition_penalty": 1.1, "logits_processor": [wait]}
-        texts.append(run(model, inputs, custom_generate=spec, **options, **GREEDY).ids)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert inside.wait(60)
-    both = run_both(model, prompt(3), spec, drafts=False, **SAMPLE)
-    assert both.stats.forward == "eager"
-    assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
-    through.set()
-    thread.join()
-    assert_same_ids(texts[0], stock.ids)
-    assert spec.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("fails_at", [None, 3])

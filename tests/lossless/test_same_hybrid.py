@@ -18,7 +18,6 @@ from tests.lossless.same import (
     MODES,
     NUM_COLUMNS,
     NUM_NEW,
-    SAMPLE,
     Call,
     assert_same_ids,
     assert_same_kv,
@@ -53,12 +52,6 @@ WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3") if name in HYBRID]
 RETURNED = {"return_dict_in_generate": True}
 
 
-@pytest.mark.parametrize("name", DRAFTED)
-def test_states_branch(name: str) -> None:
-    support = SelfSpec().support(tiny_model(name))
-    assert support.mode == ("chain" if name in CHAINS else "tree"), support.reason
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", few([name for name in DRAFTED if name not in CHAINS], FEW))
 def test_states_branch_in_half_precision(name: str, dtype: torch.dtype) -> None:
@@ -77,6 +70,7 @@ def test_predictions(name: str, call: Call) -> None:
         if name in DRAFTED:
             assert stats.tokens_per_step > least
             assert stats.num_nodes > stats.num_steps
+            assert stats.mode == ("chain" if name in CHAINS else "tree")
 
 
 @pytest.mark.parametrize("name", few(NAMES, FEW))
@@ -164,13 +158,6 @@ def test_stop_rules(name: str, call: Call) -> None:
             run_both(model, inputs, SelfSpec(**ALONE), **RETURNED, **more)
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_processors(name: str, call: Call) -> None:
-    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4}
-    more = {"told": predicting(edited), "drafts": False, **rules, **call.options}
-    run_both(tiny_model(name), call.inputs, SelfSpec(**ALONE), **more)
-
-
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -235,20 +222,6 @@ def test_many_prompts_over_one_model(name: str, mode: str) -> None:
         assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
 
 
-def test_what_is_learned_serves_the_next_call() -> None:
-    """The tables know the first answer when it is asked for again."""
-    model, inputs = tiny_model("qwen3-5"), prompt()
-    spec = SelfSpec(budget="fixed", max_nodes=8)
-    for options in (GREEDY, GREEDY, SAMPLE):
-        run_both(model, inputs, spec, drafts=False, **options)
-
-
-@pytest.mark.parametrize("name", ["falcon-mamba", "jamba", "mamba", "zamba"])
-def test_a_forward_that_forgets_the_state_verifies_nothing(name: str) -> None:
-    """Of several tokens, their layers read all as if they were a text's first ones."""
-    assert_plain(tiny_model(name))
-
-
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("spread", [0.05, 0.2])
 def test_trees_bound_no_time_steps(name: str, spread: float) -> None:
@@ -258,11 +231,3 @@ def test_trees_bound_no_time_steps(name: str, spread: float) -> None:
     stats = run_both(model, prompt(), SelfSpec(**ALONE), **more).stats
     assert stats.mode == "tree"
     assert stats.num_nodes > stats.num_steps
-
-
-def assert_plain(model: Any) -> None:
-    """A model is decoded plainly; its text is stock's, whatever is predicted."""
-    more = {"told": predicting(edited), "drafts": False, "max_new_tokens": 60, **GREEDY}
-    stats = run_both(model, prompt(), SelfSpec(**ALONE), **more).stats
-    assert stats.disabled_reason is not None
-    assert stats.num_nodes == stats.num_steps

@@ -142,15 +142,3 @@ def test_a_decoder_that_looks_at_its_image_in_each_step() -> None:
     model = small_model("blip")
     both = run_both(model, media_inputs(model), drafts=False, **SHORT, **GREEDY)
     assert "'encoder_hidden_states'" in str(both.stats.disabled_reason)
-
-
-def test_types_of_tokens_that_count_are_decoded_plainly() -> None:
-    """Those of GPT-2 are embedded in each step; so are zeros."""
-    inputs, model = prompt(2), tiny_model("gpt2")
-    for value in (0, 5):
-        types = torch.full_like(inputs["input_ids"], value)
-        both = run_both(model, {**inputs, "token_type_ids": types}, drafts=False, **GREEDY)
-        assert both.stats.disabled_reason == (
-            "its plain steps get 'token_type_ids', and drafts do not"
-        )
-    run_both(model, inputs, **GREEDY)
