@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import MaxLengthCriteria
 
 from selfspec import SelfSpec, attach
 from tests.fakes import PAD, VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
@@ -22,7 +21,6 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
-from tests.lossless.seeing import seeing_model
 
 
 def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **knobs: Any) -> Any:
@@ -38,16 +36,6 @@ def test_every_length(max_nodes: int, call: Call) -> None:
     step = 1 if max_nodes == 5 else 3
     for length in range(1, NUM_NEW + 1, step):
         run_both(model, inputs, spec, max_new_tokens=length, drafts=False, **options)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_max_length_and_its_criterion(num_rows: int) -> None:
-    model, inputs = tiny_model(), prompt(num_rows)
-    spec = knowing_all(model, inputs, GREEDY)
-    for length in (NUM_COLUMNS + 1, NUM_COLUMNS + 9):
-        run_both(model, inputs, spec, max_new_tokens=None, max_length=length, drafts=False)
-        criteria = {"stopping_criteria": [MaxLengthCriteria(length)]}
-        run_both(model, inputs, spec, drafts=False, **criteria, **GREEDY)
 
 
 @pytest.mark.parametrize("pad", [PAD, slow(None)], ids=["pad", "no-pad"])
@@ -103,11 +91,6 @@ def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
     model, inputs = tiny_model("gemma3"), prompt(num_rows)
     options = SAMPLE | {"num_return_sequences": num_sequences, "eos_token_id": [7, 8, 9]}
     run_both(model, inputs, drafts=False, **options)
-
-
-def test_sequences_of_a_prompt_whose_positions_have_four_planes() -> None:
-    model, inputs = seeing_model("qwen2-vl"), prompt(2)
-    run_both(model, inputs, drafts=False, **SAMPLE | {"num_return_sequences": 4})
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])

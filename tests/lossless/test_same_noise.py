@@ -11,9 +11,6 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from selfspec import SelfSpec, attach, detach
-from selfspec.batch.many import answers
-from selfspec.batch.prompt_maker import PromptMaker
-from selfspec.session import Session
 from selfspec.verify.tape import NoiseTape
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import FIXED, SAMPLE, assert_same_ids, run, run_both, some
@@ -92,26 +89,6 @@ def test_user_code_that_draws_between_tokens_spoils_no_text(peeked, number):
     fresh = lambda: {"streamer": DrawingStreamer(number)}  # noqa: E731
     run_both(tiny_model("llama"), prompt(1), learned(), fresh=fresh, **SAMPLED)
     assert peeked or number == 1
-
-
-def test_seeds_of_many_prompts_are_their_own(peeked):
-    """Each prompt draws from a generator of its own, and the global one stands where it did."""
-    model, state = tiny_model("llama"), torch.get_rng_state()
-    prompts = [list(range(3, 3 + number)) for number in (4, 9, 6)]
-    together = many(model, prompts, seed=5)
-    alone = [many(model, [ids], seed=5 + i)[0] for i, ids in enumerate(prompts)]
-    assert together == alone
-    assert torch.equal(torch.get_rng_state(), state)
-    assert len(peeked) > 5
-
-
-def many(model: Any, prompts: list[list[int]], *, seed: int) -> list[list[int]]:
-    """The tokens of answers to prompts that share forwards."""
-    spec = learned()
-    session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
-    pairs = ((ids, None) for ids in prompts)
-    found = answers(session, maker, None, pairs, seed, {"max_new_tokens": 16, **SAMPLED})
-    return [answer.ids for answer in sorted(found, key=lambda answer: answer.index)]
 
 
 def test_beside_another_thread_texts_are_those_of_stock(peeked):

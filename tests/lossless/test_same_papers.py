@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
 from selfspec import SelfSpec
-from selfspec.compat.generation import kv_of
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.calibration import Calibration
 from selfspec.errors import ConfigError
@@ -22,9 +20,6 @@ from tests.lossless.same import (
     GREEDY,
     SAMPLE,
     Call,
-    assert_same_kv,
-    doubting,
-    few,
     recorded_forwards,
     run,
     run_both,
@@ -138,50 +133,8 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec(shape="wide")
 
 
-BRANCHES: dict[str, Any] = {"shape": Branches(4, 5), **FIXED}
-
-
-@pytest.mark.parametrize("name", few(BRANCHING))
-def test_architectures(name: str) -> None:
-    both = run_both(tiny_model(name), prompt(3), partial(doubting, **BRANCHES), **SAMPLE)
-    assert both.stats.nodes_per_step > 6
-
-
-@pytest.mark.parametrize("name", few(NOT_BRANCHING, ("bloom", "mamba", "gpt-neo")))
-@pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
-def test_where_no_tree_fits_branches_are_chains(name: str) -> None:
-    spec = SelfSpec(**BRANCHES)
-    run_both(tiny_model(name), prompt(3), spec, drafts=False, **GREEDY)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_rows_that_move_together(num_rows: int) -> None:
-    """Recorded scores make them; a row that stopped asks nothing more."""
-    asked = {"return_dict_in_generate": True, "output_scores": True, "eos_token_id": [15, 81]}
-    options: dict[str, Any] = {"drafts": False, **asked, **SAMPLE}
-    both = run_both(tiny_model(), prompt(num_rows), SelfSpec(**BRANCHES), **options)
-    assert len(both.ours.output.scores) == len(both.stock.output.scores)
-
-
-def test_the_kv_that_is_handed_back_knows_nothing_of_them() -> None:
-    for name in ("llama", "gemma3"):
-        options = {"return_dict_in_generate": True, **GREEDY}
-        both = run_both(tiny_model(name), prompt(), SelfSpec(**BRANCHES), **options)
-        assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
-
-
-def test_no_position_is_asked_that_the_model_lacks() -> None:
-    """Near the end of learned positions, trees and branches get shorter."""
-    inputs = prompt()
-    model = new_model("gpt2", n_positions=inputs["input_ids"].shape[1] + 40)
-    spec = SelfSpec(shape=Branches(3, 9))
-    for seed in range(4):
-        run_both(model, inputs, spec, seed=seed, **SAMPLE)
-    run_both(model, inputs, SelfSpec(), **GREEDY)
-
-
-def test_what_they_cost_is_what_the_stats_say() -> None:
-    model, spec = tiny_model(), SelfSpec(**BRANCHES)
+def test_what_branches_cost_is_what_the_stats_say() -> None:
+    model, spec = tiny_model(), SelfSpec(shape=Branches(4, 5), **FIXED)
     with recorded_forwards(model) as widths:
         run(model, prompt(), custom_generate=spec, **GREEDY)
     stats = spec.stats
