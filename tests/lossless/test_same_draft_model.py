@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from selfspec import ConfigError, SelfSpec, VocabularyError
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.neural.small_model import DraftModel
 from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, Call, assert_same_ids, refused, run, run_both
@@ -60,23 +59,6 @@ def test_other_budgets_and_no_memory_of_earlier_calls(name: str) -> None:
     for options in MODES.values():
         both = run_both(tiny_model(), prompt(2), spec, **options)
         assert both.stats.accepted_by_source["draft model"] > 0
-
-
-def test_its_first_forward_waits_for_plain_steps(
-    measuring: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, nobody knows what the time that it takes to read a prompt is worth."""
-    spec, widths, begun = SelfSpec(draft_model=noisy_copy(0.0), sources=()), [], []
-    forward = DraftModel.forward
-
-    def counted(*args: Any) -> torch.Tensor:
-        begun.append(list(widths))
-        return forward(*args)
-
-    monkeypatch.setattr(DraftModel, "forward", counted)
-    with spec.listening(lambda record: widths.append(len(record.tree))):
-        run_both(tiny_model(), prompt(length=90), spec, drafts=False, **GREEDY)
-    assert begun[0] == [1, 1, 1]  # The prompt's own token and two steps.
 
 
 def test_statistics_name_one_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:

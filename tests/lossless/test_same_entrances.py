@@ -118,30 +118,6 @@ def test_pipeline(mode: str) -> None:
     assert spec.stats.disabled_reason is None
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_pipeline_with_images(mode: str) -> None:
-    processors = pytest.importorskip("tests.processors")
-    model, processor = processors.seeing_pair()
-    teller, spec, texts = (
-        pipeline("image-text-to-text", attach(model), processor=processor),
-        SelfSpec(),
-        [],
-    )
-    shown = [{"type": "image", "image": processors.picture()}, {"type": "text", "text": "the fox"}]
-    chats = [[{"role": "user", "content": shown}], [{"role": "user", "content": shown[::-1]}]]
-    kwargs: dict[str, Any] = {"max_new_tokens": 16, **MODES[mode]}
-    for extra in ({}, {"assistant": spec}):
-        torch.manual_seed(0)
-        texts.append([teller(text=chat, generate_kwargs=kwargs | extra) for chat in chats])
-    attach(model, spec)
-    torch.manual_seed(0)
-    texts.append([teller(text=chat, generate_kwargs=kwargs) for chat in chats])
-    assert texts[0] == texts[1] == texts[2]
-    assert spec.total_stats.num_calls == 4
-    assert spec.total_stats.disabled_reason is None
-    assert spec.total_stats.num_nodes > spec.total_stats.num_steps
-
-
 # peft 0.21 reads a name that transformers 5.23 has deprecated
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 

@@ -265,26 +265,19 @@ def test_what_is_saved_are_the_rounded_weights(
     assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
-def test_models_that_it_is_not_for(tmp_path: Path) -> None:
-    saved_model(tmp_path, "gpt2")
+def test_what_can_not_be_had_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_model(tmp_path / "gpt2", "gpt2")
     with pytest.raises(UnsupportedError, match="most of its weights in linear layers"):
-        load(str(tmp_path), weights="int8")
-
-
-def test_options_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        load(str(tmp_path / "gpt2"), weights="int8")
     saved_model(tmp_path)
     with pytest.raises(ConfigError, match="weights must be 'int8', 'int4' or left out"):
         load(str(tmp_path), weights="int3")
-    monkeypatch.setattr(loading, "_device", torch.device)
-    with pytest.raises(ConfigError, match="weights are for a CPU"):
-        load(str(tmp_path), weights="int8", device="cuda")
-
-
-def test_a_cpu_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_model(tmp_path)
     monkeypatch.setattr(loading, "rounding_reason", lambda _: "this build of torch has none")
     with pytest.raises(UnsupportedError, match="can't be had here: this build of torch has none"):
         load(str(tmp_path), weights="int8")
+    monkeypatch.setattr(loading, "_device", torch.device)
+    with pytest.raises(ConfigError, match="weights are for a CPU"):
+        load(str(tmp_path), weights="int8", device="cuda")
 
 
 @pytest.mark.slow

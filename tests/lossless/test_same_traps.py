@@ -84,16 +84,6 @@ def test_short_texts_of_long_models_are_drafted_for(rope: Any, call: Call) -> No
     assert both.stats.tokens_per_step > 1.5
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_queries_that_are_scaled_by_blocks_of_columns(num_rows: int) -> None:
-    """As by Llama 4: no tree may cross from one block to the next."""
-    model, spec = new_model("llama4", floor_scale=11, attn_scale=2.0), SelfSpec(max_nodes=16)
-    for _ in range(3):  # The later calls know the text and draft deep.
-        both = run_both(model, prompt(num_rows), spec, max_new_tokens=40, **GREEDY)
-    assert spec.support(model).mode == "tree"
-    assert both.stats.tokens_per_step > 1
-
-
 class Telling(Shape):
     """Drafts the answer itself after wrong nodes, in slots that are too late."""
 
