@@ -10,16 +10,15 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, generate_many
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV, kv_of
-from tests.fakes import new_model, of_library, prompt, tiny_model, tiny_tokenizer
+from tests.batch.test_generate_many import assert_as_alone, prompts
+from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_COLUMNS,
-    NUM_NEW,
     Call,
-    assert_same_ids,
     assert_same_kv,
     doubting,
     few,
@@ -29,7 +28,6 @@ from tests.lossless.same import (
     slow,
 )
 from tests.lossless.test_same_criteria import Counting
-from tests.lossless.test_same_failures import PLACES, Fuse
 from tests.lossless.test_same_kv import answered
 from tests.lossless.test_same_predictions import ALONE, KINDS, edited, predicting
 from tests.zoo import BOUNDED, HYBRID, RECURRENT
@@ -158,68 +156,11 @@ def test_stop_rules(name: str, call: Call) -> None:
             run_both(model, inputs, SelfSpec(**ALONE), **RETURNED, **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("qwen3-5", "processor"),
-        ("falcon-h1", "layer"),
-        ("qwen4", "processor"),
-        ("qwen4", "layer"),
-        ("lfm2", "layer"),
-        slow("qwen3-5", "layer"),
-        *(slow(name, "processor") for name in ("falcon-h1", "lfm2")),
-        *(slow(name, "criterion") for name in ("qwen3-5", "falcon-h1", "qwen4", "lfm2")),
-        *(slow(name, "streamer") for name in ("qwen3-5", "falcon-h1", "qwen4", "lfm2")),
-    ],
-)
-def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> None:
-    """The cache is the one that stock would have left there, and goes on from there."""
-    model, inputs = tiny_model(name), prompt()
-    whole = run(model, inputs, **GREEDY).ids
-    prediction = edited(whole[0, NUM_COLUMNS:].tolist())
-    for at in (2, 5):
-        spec, kv = SelfSpec(**ALONE), DynamicCache(config=model.config)
-        interrupted(model, inputs, place, at, spec, **{KV: kv, "prediction": prediction})
-        num_new = kv.get_seq_length() - NUM_COLUMNS + 1
-        stock = run(model, inputs, max_new_tokens=num_new, **RETURNED, **GREEDY)
-        assert_same_kv(kv, kv_of(stock.output))
-        so_far = {"input_ids": stock.ids, "attention_mask": torch.ones_like(stock.ids)}
-        left = {KV: kv, "max_new_tokens": NUM_NEW - num_new, **GREEDY}
-        assert_same_ids(run(model, so_far, **left).ids, whole)
-
-
-def interrupted(
-    model: Any, inputs: dict[str, Any], place: str, at: int, spec: SelfSpec, **options: Any
-) -> None:
-    """A call that a user breaks off, at the n-th token or in the midst of the n-th forward."""
-    fuse, lit = Fuse(KeyboardInterrupt, at), []
-    if place != "layer":
-        options |= PLACES[place](fuse)
-    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
-    handle = layers[-1].register_forward_pre_hook(
-        of_library(lambda *_: fuse.burn() if lit else None)
-    )
-    try:
-        spec.support(model)  # Tries the model, as it is with the hook, in forwards of its own.
-        lit += [place] if place == "layer" else []
-        with pytest.raises(KeyboardInterrupt):
-            run(model, inputs, custom_generate=spec, **options, **GREEDY)
-    finally:
-        handle.remove()
-
-
 @pytest.mark.parametrize("name", ["qwen3-5", slow("falcon-h1"), slow("mamba2"), slow("lfm2")])
 @pytest.mark.parametrize("mode", MODES)
 def test_many_prompts_over_one_model(name: str, mode: str) -> None:
-    model = tiny_model(name)
-    prompts = [prompt(1, length, seed=length)["input_ids"][0].tolist() for length in (9, 17, 12)]
-    asked = {"max_new_tokens": 12, **MODES[mode]}
     spec = SelfSpec(budget="fixed", max_nodes=6)
-    answers = generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **asked)
-    for answer in answers:
-        ids = torch.tensor([prompts[answer.index]])
-        stock = run(model, {"input_ids": ids}, seed=3 + answer.index, **asked)
-        assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
+    assert_as_alone(tiny_model(name), prompts((9, 17, 12)), spec, max_new_tokens=12, **MODES[mode])
 
 
 @pytest.mark.parametrize("name", BOUNDED)
