@@ -77,7 +77,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Those of packed weights are not: a forward is run in one way or the other.
     """
     name, by_itself = request.module.__name__, "use_recorders" in vars(request.module)
-    is_packed = name.endswith(("packed", "loaded"))
+    is_packed = name.endswith("packed")
     if request.config.getoption("--recorded") and not (by_itself or is_packed):
         use_recorders(monkeypatch)
 

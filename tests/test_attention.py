@@ -161,6 +161,7 @@ def test_outside_in_other_threads_and_behind_an_error_stocks_attention_runs(aske
     seen.append(attend(*args))
     assert not asked
     assert all(torch.equal(found, sdpa_attention_forward(*args)[0]) for found in seen)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
 
 
 def test_one_mask_serves_all_layers_of_a_forward(asked):
@@ -218,11 +219,3 @@ def test_drafts_are_verified_so(asked):
     assert torch.equal(found, expected)
     assert asked
     assert {key.shape[1] for _, key, _ in asked} == {2}
-
-
-def test_outside_of_forwards_stocks_attention_has_its_place():
-    with grouped_attention():
-        with grouped_attention():
-            pass
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

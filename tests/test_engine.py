@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from selfspec import SelfSpec, attach
 from selfspec.config import SpecConfig
-from selfspec.draft.calibration import Calibration, FixedPrior
-from selfspec.draft.memory import DraftMemory
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.sources import (
     ContextSource,
     Cursor,
@@ -259,22 +258,6 @@ def test_noise_is_freed_once_every_row_is_past_it():
 
 
 # what a call learns and leaves behind
-
-
-def test_learning_scopes():
-    memory = DraftMemory([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
-    kept = {
-        scope: (
-            request.sources[0] is memory.sources[0],
-            request.calibration is memory.calibration,
-            request.learns,
-        )
-        for scope in ("session", "request", "frozen")
-        for request in [memory.for_request(scope)]
-    }
-    assert kept["session"] == (True, True, True)
-    assert kept["request"] == (False, False, True)
-    assert kept["frozen"][::2] == (True, False)
 
 
 def test_a_frozen_memory_keeps_its_tables_and_its_rates():

@@ -207,12 +207,6 @@ def test_wide_steps_that_stay_slow_count_in_full() -> None:
     assert sum(others) / len(others) < 1.02
 
 
-def test_nine_calls_beside_a_load_that_is_mostly_hard() -> None:
-    calls = times_of_plain_steps([*[HARD] * 3, MILD, HARD, HARD, MILD, HARD, HARD], one_spec=False)
-    assert sum(calls) / len(calls) < 1.0
-    assert max(calls[3], calls[6]) < 0.5
-
-
 def test_drafts_go_on_once_the_machine_is_free_again() -> None:
     quiet = times_of_plain_steps([QUIET] * 4, one_spec=True)
     calls = times_of_plain_steps([QUIET, QUIET, HARD, HARD, QUIET, QUIET], one_spec=True)

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from selfspec import SelfSpec
 from selfspec.cuda.runner import ForwardKey, StaticRunner
-from selfspec.forward import sizes
 from tests.fakes import new_model, of_library, prompt, tiny_model, with_lora
 from tests.lossless.same import (
     FIXED,
@@ -77,38 +76,12 @@ def test_texts_that_cross_length_buckets(
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=250, **SAMPLE)
 
 
-def test_a_second_call_captures_nothing_new(log: list[str]) -> None:
-    model, inputs = tiny_model(), prompt(2)
-    stock = run(model, inputs, **GREEDY)
-    spec = knowing(stock.ids, inputs, **FIXED)
-    captures = []
-    for _ in range(3):
-        run_graphs(model, inputs, spec, **GREEDY)
-        captures.append(log.count("capture"))
-    assert captures[0] > 0
-    assert captures[0] == captures[1] == captures[2]
-
-
-def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
-    """Other prompts, other rows, other padding, in the slots of those before."""
-    model = tiny_model("gemma3")
-    spec = SelfSpec()
-    for num_rows, length, seed in ((3, 17, 1), (1, 30, 2), (2, 9, 3), (3, 17, 4)):
-        inputs = prompt(num_rows, length, seed=seed)
-        both = run_both(model, inputs, spec, drafts=False, seed=seed, **SAMPLE)
-        assert both.stats.forward == "graph"
-
-
 def test_inference_mode_and_back(log: list[str]) -> None:
     model, spec = new_model("gemma3"), SelfSpec()
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode():
             run_both(model, prompt(3), spec, drafts=False, **GREEDY)
             assert spec.stats.forward == "graph"
-
-
-def out_of_memory(*_args: Any, **_options: Any) -> Any:
-    raise torch.OutOfMemoryError("on purpose")
 
 
 def compile_the_model(model: Any, backend: Any) -> None:
@@ -379,17 +352,6 @@ def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
     assert isinstance(runner, StaticRunner)
     one = 64 * model.config.vocab_size * 4
     assert both.stats.captured_bytes - runner.kv.nbytes == one
-
-
-def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
-    model, inputs, spec = tiny_model(), prompt(), SelfSpec()
-    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
-    longer = prompt(1, 300)
-    with monkeypatch.context() as patch:
-        patch.setattr(sizes, "lasting", out_of_memory)
-        both = run_both(model, longer, spec, drafts=False, **GREEDY)
-    assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
-    run_graphs(model, longer, spec, drafts=False, **GREEDY)
 
 
 # who shares what

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV, kv_of
@@ -28,7 +25,6 @@ from tests.lossless.same import (
     slow,
 )
 from tests.lossless.test_same_criteria import Counting
-from tests.lossless.test_same_kv import answered
 from tests.lossless.test_same_predictions import ALONE, KINDS, edited, predicting
 from tests.zoo import BOUNDED, HYBRID, RECURRENT
 
@@ -43,7 +39,6 @@ CHAINS = ("inkling", "qwen4")
 # A state beside attention, in one layer with it, alone, and convolutions alone.
 FEW = ("qwen3-5", "falcon-h1", "mamba2", "lfm2")
 # Their layers with states are those of another family.
-TWINS = ("bailing", "granite-hybrid", "lfm2-moe", "qwen3-5-moe", "qwen3-next")
 
 
 WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3") if name in HYBRID]
@@ -86,38 +81,6 @@ def test_many_prompts(name: str, mode: str, seed: int) -> None:
     """The shortest prompt is as long as some convolutions."""
     inputs, spec = prompt(seed, 3 + 7 * (seed - 1), seed=seed), partial(doubting, seed=seed)
     run_both(tiny_model(name), inputs, spec, seed=seed, drafts=False, **MODES[mode])
-
-
-def chat(
-    model: Any, call: Call, answers: list[Any] | None = None, *, handed_in: bool
-) -> list[tuple[list[list[int]], Any]]:
-    """Two turns on one cache: what was answered, and a copy of the cache behind it.
-
-    With stock's answers, ours are drafted, from an edited form of them.
-    """
-    inputs, kv = call.inputs, DynamicCache(config=model.config) if handed_in else None
-    turns = []
-    for turn in range(2):
-        extra: dict[str, Any] = {} if kv is None else {KV: kv}
-        if answers is not None:
-            prediction = [edited(answer) for answer in answers[turn]]
-            extra |= {"custom_generate": SelfSpec(**ALONE), "prediction": prediction}
-        outcome = run(model, inputs, seed=turn, **RETURNED, **extra, **call.options)
-        kv = kv_of(outcome.output)
-        turns.append((outcome.ids[:, inputs["input_ids"].shape[1] :].tolist(), deepcopy(kv)))
-        inputs = answered(outcome.ids, inputs, turn)
-    return turns
-
-
-@pytest.mark.parametrize("handed_in", [True, slow(False)], ids=["handed-in", "returned"])
-@pytest.mark.parametrize("name", [slow(name) if name in TWINS else name for name in DRAFTED])
-def test_states_go_on_in_a_second_turn(name: str, handed_in: bool, call: Call) -> None:
-    model = tiny_model(name)
-    stock = chat(model, call, handed_in=handed_in)
-    ours = chat(model, call, [answer for answer, _ in stock], handed_in=handed_in)
-    for (our_answer, our_kv), (answer, kv) in zip(ours, stock, strict=True):
-        assert our_answer == answer
-        assert_same_kv(our_kv, kv)
 
 
 @pytest.mark.parametrize("name", [*WINDOWED, *(name for name in DRAFTED if name == "qwen4")])

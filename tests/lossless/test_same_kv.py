@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,16 +23,17 @@ from tests.lossless.same import (
     assert_same_ids,
     assert_same_kv,
     doubting,
+    few,
     knowing,
-    new_kv,
     run,
     run_both,
     run_both_on_a_kv,
     slow,
 )
+from tests.zoo import HYBRID
 
 WINDOWED = ["llama", "mistral", "gemma3", "llama4"]
-TURNS = ("stock", "ours")
+CHATTING = ("llama", "gemma3", "qwen3-5", "falcon-h1", "lfm2", "inkling", "qwen4")
 
 
 @pytest.mark.parametrize("kind", ["bare", "configured", "large"])
@@ -61,20 +62,14 @@ def test_a_cache_that_was_handed_in_outgrows_the_first_arenas(kind: str) -> None
 
 
 def chat(
-    model: Any,
-    speakers: tuple[str, ...],
-    num_rows: int,
-    options: dict[str, Any],
-    *,
-    kind: str = "configured",
-    spec: SelfSpec | None = None,
+    model: Any, speakers: Sequence[str], call: Call, spec: SelfSpec | None = None
 ) -> tuple[torch.Tensor, DynamicCache]:
     """Turns on one cache, each by stock or by us; the last turn's ids and the cache."""
-    inputs, kv = prompt(num_rows), new_kv(model, kind)
+    inputs, kv = call.inputs, DynamicCache(config=model.config)
     for turn, speaker in enumerate(speakers):
-        ours = {"custom_generate": spec or SelfSpec(sources=("context", "lut"))}
-        asked = {KV: kv, "max_new_tokens": 13, **options}
-        outcome = run(model, inputs, seed=turn, **asked, **(ours if speaker == "ours" else {}))
+        ours = {"custom_generate": spec} if speaker == "ours" else {}
+        asked = {KV: kv, "max_new_tokens": 13, **call.options, **ours}
+        outcome = run(model, inputs, seed=turn, **asked)
         inputs = answered(outcome.ids, inputs, turn)
     return outcome.ids, kv
 
@@ -88,17 +83,14 @@ def answered(ids: torch.Tensor, inputs: dict[str, Any], turn: int) -> dict[str, 
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", slow("mistral"), slow("llama4")])
+@pytest.mark.parametrize("name", few((*WINDOWED, *HYBRID), CHATTING))
 def test_a_chat_on_one_cache(name: str, call: Call) -> None:
     """Whoever takes which of three turns, the text and the KV are the same."""
     model = tiny_model(name)
-    chats = {
-        speakers: chat(model, speakers, call.num_rows, call.options)
-        for speakers in itertools.product(TURNS, repeat=2)
-    }
-    chats[("ours",) * 3] = chat(model, ("ours",) * 3, call.num_rows, call.options)
-    expected = {n: chat(model, ("stock",) * n, call.num_rows, call.options) for n in (2, 3)}
-    for speakers, (ids, kv) in chats.items():
+    expected = {n: chat(model, ["stock"] * n, call) for n in (2, 3)}
+    for speakers in (("ours", "stock"), ("stock", "ours"), ("ours", "ours", "ours")):
+        spec = doubting(expected[3][0], call.inputs)
+        ids, kv = chat(model, speakers, call, spec)
         assert_same_ids(ids, expected[len(speakers)][0])
         assert_same_kv(kv, expected[len(speakers)][1])
 

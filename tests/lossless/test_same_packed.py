@@ -7,6 +7,7 @@ import io
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from selfspec import SelfSpec, attach, detach
+from selfspec import SelfSpec, attach, detach, load
 from selfspec.weights import is_packed_in_place
 from tests.fakes import fake_trials, new_model, packs_here, prompt, with_lora
 from tests.lossless.same import (
@@ -28,6 +29,7 @@ from tests.lossless.same import (
     slow,
 )
 from tests.lossless.test_same_entrances import PEFT_NOTE
+from tests.streamed import saved_model
 
 pytestmark = [
     pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights"),
@@ -46,20 +48,39 @@ def num_packed(model: nn.Module) -> int:
     return sum(map(is_packed_in_place, model.modules()))
 
 
-KINDS = {"llama": {}, "tied": {"tie_word_embeddings": True}}
+TIED = {"tie_word_embeddings": True}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_that_of_the_model_before_it_was_packed(kind: str, call: Call) -> None:
-    stock = run(new_model(**KINDS[kind]), call.inputs, **call.options)
-    model = packed_model(**KINDS[kind])
+@pytest.mark.parametrize(("name", "changes"), [("llama", {}), ("llama", TIED), ("bloom", {})])
+def test_the_text_is_that_of_the_model_before_it_was_packed(
+    name: str, changes: dict[str, Any], call: Call
+) -> None:
+    stock = run(new_model(name, **changes), call.inputs, **call.options)
+    model = packed_model(name, **changes)
     number, spec = num_packed(model), doubting(stock.ids, call.inputs)
-    both = run_both(model, call.inputs, spec, **call.options)
+    both = run_both(model, call.inputs, spec, drafts=name != "bloom", **call.options)
     assert_same_ids(both.stock.ids, stock.ids)
     assert (both.stats.forward, both.stats.packing_note) == ("packed", None)
     assert "packed forwards" in str(both.stats)
     assert num_packed(model) == number
     assert_clean(detach(model))
+
+
+@pytest.mark.parametrize(("limit", "is_packed"), [(None, True), ("100%", False)])
+def test_a_model_that_is_loaded_saves_what_it_was_loaded_from(
+    limit: str | None, is_packed: bool, tmp_path: Path
+) -> None:
+    """Where memory is limited, a head that shares its weight is not packed."""
+    stock = run(saved_model(tmp_path, **TIED), prompt(), **GREEDY).ids
+    model = load(str(tmp_path), limit)
+    both = run_both(model, prompt(), SelfSpec(), drafts=False, **GREEDY)
+    assert_same_ids(both.stock.ids, stock)
+    assert both.stats.forward == "packed"
+    assert is_packed_in_place(model.lm_head) == is_packed
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    model.save_pretrained(tmp_path / "again")
+    again = (tmp_path / "again" / "model.safetensors").read_bytes()
+    assert again == (tmp_path / "model.safetensors").read_bytes()
 
 
 def test_a_model_that_could_be_packed_is_told_so_until_that_was_tried() -> None:

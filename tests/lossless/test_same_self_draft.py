@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from selfspec import ConfigError, SelfSpec, attach, load
-from selfspec.cost import Budget
-from selfspec.machine.memory import amount_in_bytes
 from selfspec.neural import rounded_copy as module
 from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.weights import is_packed_in_place
@@ -19,7 +17,7 @@ from selfspec.weights.streamed import loading
 from tests.fakes import new_model, packs_here, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, NUM_NEW, few, in_threads, run, run_both, slow
 from tests.sessions import TextSession
-from tests.streamed import least_memory, load_tightly, saved_model
+from tests.streamed import load_tightly, saved_model
 from tests.zoo import BRANCHING
 
 ALONE: dict[str, Any] = {"sources": (), **FIXED}
@@ -182,18 +180,6 @@ def test_rows_that_come_and_go_are_drafted_for_by_others() -> None:
         assert ids == stock[0, 3:].tolist()
 
 
-def test_a_copy_that_does_not_pay_is_left_alone() -> None:
-    class Dear(Budget):
-        def break_even_tokens(self, seconds: float) -> float:
-            return 2.0 if seconds else 0.0
-
-    spec = SelfSpec(draft_model="int8", sources=(), budget=Dear())
-    for _ in range(2):
-        both = run_both(new_model(), prompt(), spec, drafts=False, **GREEDY)
-    assert both.stats.num_draft_forwards <= 3
-    assert "did not pay" in str(both.stats.draft_model_reason)
-
-
 @pytest.mark.parametrize("name", ["int2", "INT4", "", 4])
 def test_another_name_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"'int4' or 'int8'.*got"):
@@ -222,19 +208,6 @@ def test_streamed(mode: str, bits: str, tmp_path: Path) -> None:
     assert spec.stats.tokens_per_step > (5 if bits == "int8" else 1.2)
     planned = sum(bytes_of_rounded(layer, int(bits[-1])) for layer in stock.model.layers)
     assert spec.stats.draft_model_bytes == planned
-
-
-@pytest.mark.usefixtures("pays")
-def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
-    stock = saved_model(tmp_path, num_hidden_layers=24)
-    options = {"max_length": 1, "draft_model": "int8"}
-    least = amount_in_bytes(least_memory(tmp_path, **options))
-    more, sizes = sum(weight.nbytes for weight in stock.model.layers[:2].parameters()), []
-    for max_memory in (least, least + more):
-        copy = module.rounded_copy(load(str(tmp_path), max_memory=max_memory, **options), "int8")
-        assert isinstance(copy, RoundedCopy)
-        sizes.append(copy.num_bytes)
-    assert 0 < sizes[1] < sizes[0]
 
 
 def test_where_more_layers_bring_more_it_is_left_out(tmp_path: Path) -> None:
