@@ -23,6 +23,7 @@ from selfspec.machine.device import CudaDevice
 from selfspec.records import DraftTree
 from selfspec.verify.tape import NoiseTape
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
+from tests.lossless.same import FIXED, GREEDY
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,10 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning"),
 ]
 
-GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
 ASKED = {"greedy": GREEDY, "penalty": {**GREEDY, "repetition_penalty": 1.2}, "sample": SAMPLE}
-FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # depends on no clock
 FORWARDS = ("eager", "graph")
 
 

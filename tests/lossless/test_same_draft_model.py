@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from selfspec import ConfigError, SelfSpec, VocabularyError
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
-from tests.lossless.same import FIXED, GREEDY, MODES, Call, assert_same_ids, refused, run, run_both
-from tests.streamed import load_tightly, saved_model
+from tests.lossless.same import FIXED, GREEDY, MODES, Call, refused, run_both
 
 
 @cache
@@ -78,16 +76,6 @@ def test_other_architectures(name: str) -> None:
     options = {"max_new_tokens": 12, **GREEDY}
     both = run_both(tiny_model(name), prompt(2), spec, drafts=False, **options)
     assert both.stats.drafted_by_source["draft model"] > 0
-
-
-def test_a_streamed_model(tmp_path: Path) -> None:
-    model, inputs = saved_model(tmp_path), prompt()
-    stock = run(model, inputs, **GREEDY)
-    spec = SelfSpec(draft_model=model, sources=(), **FIXED)
-    ours = run(load_tightly(tmp_path), inputs, custom_generate=spec, **GREEDY)
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.forward == "streamed"
-    assert spec.stats.tokens_per_step > 4
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])

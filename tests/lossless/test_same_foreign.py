@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -82,13 +82,6 @@ class Wrapper(nn.Module):
         if hidden.shape[1] > 1:
             first(output)[:, -1] *= -1
         return output
-
-
-class Scaled(nn.Module):
-    """A parametrization."""
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight * 1.1
 
 
 class Hook(AlignDevicesHook):
@@ -179,13 +172,6 @@ def held_in_a_class(model: Any) -> Undo:
     return lambda: setattr(layer, "weight", inner)
 
 
-def parametrized(model: Any) -> Undo:
-    parametrize.register_parametrization(model.lm_head, "weight", Scaled())
-    return lambda: parametrize.remove_parametrizations(
-        model.lm_head, "weight", leave_parametrized=False
-    )
-
-
 def hooked_by_accelerate(model: Any) -> Undo:
     add_hook_to_module(model.lm_head, Hook())
     return lambda: remove_hook_from_module(model.lm_head)
@@ -216,11 +202,6 @@ def replaced_for_steps(model: Any) -> Undo:
     return lambda: delattr(model, "prepare_inputs_for_generation")
 
 
-def replaced_in_a_module(model: Any) -> Undo:
-    model.model.get_input_embeddings = lambda: model.model.embed_tokens
-    return lambda: delattr(model.model, "get_input_embeddings")
-
-
 def attention_of_ones_own(_model: Any) -> Undo:
     def attend(*args: Any, **kwargs: Any) -> Any:
         return sdpa_attention_forward(*args, **kwargs)
@@ -239,12 +220,10 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "function of torch": (replaced_in_torch, "torch.nn.functional.silu is '<lambda>' now"),
     "weight": (held_in_a_class, f"one of its weights is a {__name__}.Steered"),
     "method of a cache": (replaced_in_the_cache, "DynamicLayer.update is '<lambda>' now"),
-    "parametrization": (parametrized, f"is a {__name__}.Scaled"),
     "accelerate": (hooked_by_accelerate, "'lm_head' has the accelerate hook 'Hook'"),
     "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
     "subclass": (of_a_subclass, "it is a __main__.Subclass"),
     "method": (replaced_for_steps, "it has the method 'prepare_inputs_for_generation'"),
-    "method of a part": (replaced_in_a_module, "'model' has the method 'get_input_embeddings'"),
     "attention": (attention_of_ones_own, "it has the attention, 'attend'"),
 }
 

@@ -143,10 +143,7 @@ def test_more_rows_than_prompts_on_a_cache(num_rows: int) -> None:
     run_both_on_a_kv(tiny_model("mistral"), prompt(num_rows), "configured", **options)
 
 
-EVERYTHING = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 ENDS = [15, 26, 81]
-NAMES = ("llama", "mistral", "gemma3", "llama4", "gpt2", "bloom")
-OTHERS = ("qwen3-moe", "deepseek-v3", "gpt-oss", "gemma2", "starcoder2")
 
 
 def assert_close(ours: Any, stock: Any) -> None:
@@ -162,33 +159,27 @@ def assert_close(ours: Any, stock: Any) -> None:
         assert torch.allclose(a, b, **ROUNDING)
 
 
-@pytest.mark.parametrize("eos", [None, ENDS], ids=["endless", "ends"])
-@pytest.mark.parametrize("name", [*NAMES, *map(slow, OTHERS)])
-def test_everything(name: str, eos: list[int] | None, call: Call) -> None:
-    options = {"drafts": name not in ("bloom", *OTHERS), "eos_token_id": eos, **call.options}
-    both = run_both(tiny_model(name), call.inputs, **EVERYTHING, **options)
+RECORDED = {
+    "all": {"output_scores": True, "output_logits": True, "eos_token_id": ENDS},
+    "scores": {"output_scores": True},
+}
+
+
+@pytest.mark.parametrize("asked", RECORDED.values(), ids=RECORDED)
+@pytest.mark.parametrize(
+    "name",
+    [*WINDOWED, "gpt2", "bloom", *map(slow, ("qwen3-moe", "deepseek-v3", "gpt-oss", "gemma2"))],
+)
+def test_what_is_recorded(name: str, asked: dict[str, Any], call: Call) -> None:
+    options = {"return_dict_in_generate": True, "drafts": name in WINDOWED, **asked, **call.options}
+    both = run_both(tiny_model(name), call.inputs, **options)
     stock, ours = both.stock.output, both.ours.output
     assert isinstance(ours, GenerateDecoderOnlyOutput)
+    assert ours.keys() == stock.keys()
     assert_close(ours.scores, stock.scores)
     assert_close(ours.logits, stock.logits)
     assert_same_kv(kv_of(ours), kv_of(stock))
     assert ours.stats == both.stats
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize(
-    "asked",
-    [(), ("output_scores",), ("output_logits",)],
-    ids=lambda asked: "-".join(asked) or "kv",
-)
-def test_what_was_not_asked_for_is_none(asked: tuple[str, ...], num_rows: int) -> None:
-    wanted = {"return_dict_in_generate": True, **dict.fromkeys(asked, True)}
-    both = run_both(tiny_model(), prompt(num_rows), **wanted, **GREEDY)
-    stock, ours = both.stock.output, both.ours.output
-    assert_close(ours.scores, stock.scores)
-    assert_close(ours.logits, stock.logits)
-    assert_same_kv(kv_of(ours), kv_of(stock))
-    assert ours.keys() == stock.keys()
 
 
 def test_without_the_dict_the_flags_mean_nothing() -> None:

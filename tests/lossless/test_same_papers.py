@@ -88,16 +88,6 @@ def test_every_learning_scope(paper: str, learning: str) -> None:
         assert steps[0] == steps[1]
 
 
-def test_to_forget_is_to_forget_a_paper_s_tables() -> None:
-    spec, steps = SelfSpec.as_in("diaa"), []
-    for forgets in (False, False, True):
-        if forgets:
-            spec.forget()
-        both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
-        steps.append(both.stats.num_steps)
-    assert steps[1] < steps[0] == steps[2]
-
-
 def test_to_forget_is_to_forget_what_a_calibration_counted() -> None:
     """One of a user's own may serve several, which learn apart."""
     own = type("Own", (Calibration,), {})()

@@ -20,7 +20,6 @@ from selfspec import (
     UnsupportedError,
     WeightsError,
     attention,
-    generate_many,
     load,
 )
 from selfspec.attention import EXACT_ATTENTION
@@ -30,7 +29,8 @@ from selfspec.weights import held_weight, rounded_bits, rounded_model
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import products_of_a_step
 from selfspec.weights.streamed import is_streamed, rounded_file
-from tests.fakes import prompt, tiny_tokenizer
+from tests.batch.test_generate_many import assert_as_alone, prompts
+from tests.fakes import prompt
 from tests.lossless.same import (
     GREEDY,
     Call,
@@ -128,14 +128,9 @@ def test_a_model_that_is_unpickled_in_another_process(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.load(files[1]), expected)
 
 
-def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
-    model = loaded(tmp_path)
-    prompts = [prompt(1)["input_ids"][0, :length].tolist() for length in (3, 20, 12, 9)]
-    options = {**GREEDY, "max_new_tokens": 20}
-    alone = [run(model, {"input_ids": torch.tensor([ids])}, **options).ids[0] for ids in prompts]
-    answers = generate_many(model, tiny_tokenizer(), prompts, max_rows=3, **options)
-    for answer in answers:
-        assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
+def test_many_prompts(tmp_path: Path) -> None:
+    given = prompts((3, 20, 12, 9))
+    assert_as_alone(loaded(tmp_path), given, SelfSpec(), max_new_tokens=20, **GREEDY)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
