@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig, pipeline
 
 from selfspec import SelfSpec, UnsupportedError, attach, detach
@@ -112,17 +110,15 @@ def test_pipeline(mode: str) -> None:
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
 
-@pytest.fixture
-def lora() -> Iterator[PeftModel]:
-    """A wrapper whose adapters do something."""
-    return with_lora(new_model())
-
-
 @pytest.mark.parametrize("where", ["wrapper", slow("inner"), None])
 @pytest.mark.filterwarnings(PEFT_NOTE)
-def test_lora(lora: PeftModel, where: str | None, call: Call) -> None:
+def test_lora(where: str | None, call: Call) -> None:
     """Attached to the wrapper or to the model inside, or handed over as a callable."""
-    inputs, entrance = call.inputs, "assistant" if where else "custom_generate"
+    lora, inputs, entrance = (
+        with_lora(new_model()),
+        call.inputs,
+        "assistant" if where else "custom_generate",
+    )
     bare = run(tiny_model(), inputs, **call.options)
     if where:
         attach(lora if where == "wrapper" else lora.get_base_model())

@@ -19,12 +19,10 @@ from tests.lossless.same import (
     assert_same_kv,
     doubting,
     few,
-    late_token,
     run,
     run_both,
     slow,
 )
-from tests.lossless.test_same_criteria import Counting
 from tests.lossless.test_same_predictions import ALONE, KINDS, edited, predicting
 from tests.zoo import BOUNDED, HYBRID, RECURRENT
 
@@ -102,21 +100,6 @@ def test_no_state_holds_more_than_the_text(name: str, length: int) -> None:
     both = run_both(model, inputs, spec, told=told, **options)
     if hasattr(both.stock.output, KV):
         assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_stop_rules(name: str, call: Call) -> None:
-    """An end token and a criterion, in the middle of a chain."""
-    model, inputs = tiny_model(name), call.inputs
-    answer = run(model, inputs, **call.options).ids[-1, NUM_COLUMNS:].tolist()
-    rules = [
-        lambda: {"eos_token_id": late_token(answer[:-1])},
-        lambda: {"stopping_criteria": [Counting()]},
-    ]
-    for rule in rules:
-        for change in (list, edited):
-            more = {"told": predicting(change), "drafts": False, "fresh": rule, **call.options}
-            run_both(model, inputs, SelfSpec(**ALONE), **RETURNED, **more)
 
 
 @pytest.mark.parametrize("name", ["qwen3-5", slow("falcon-h1"), slow("mamba2"), slow("lfm2")])

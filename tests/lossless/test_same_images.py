@@ -53,14 +53,15 @@ def test_three_samples_of_one_prompt(name: str) -> None:
     by_drafts(name, prompt_with_image(name), num_return_sequences=3, **MODES["sample"])
 
 
-@pytest.mark.parametrize("name", DRAFTED)
+@pytest.mark.parametrize("name", [*DRAFTED, "mllama"])
+@pytest.mark.filterwarnings(OF_MLLAMA)
 def test_an_image_in_a_first_turn_and_text_in_a_second(name: str) -> None:
-    model, caches = seeing_model(name), []
+    """In Mllama's second call, only the lengths of the layers of its KV tell of the image."""
+    model = seeing_model(name)
 
     def first_turn() -> dict[str, Any]:
         cache, inputs = DynamicCache(config=model.config.get_text_config()), prompt_with_image(name)
         model.generate(**inputs, **{KV: cache}, max_new_tokens=1, do_sample=False)
-        caches.append(cache)
         return {KV: cache}
 
     ids = torch.cat([prompt_with_image(name)["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
@@ -68,7 +69,11 @@ def test_an_image_in_a_first_turn_and_text_in_a_second(name: str) -> None:
     for types in ("token_type_ids", "mm_token_type_ids"):
         if types in prompt_with_image(name):
             inputs[types] = (ids == ids[0, 10]).int()
-    by_drafts(name, inputs, fresh=first_turn, **GREEDY)
+    if name in DRAFTED:
+        by_drafts(name, inputs, fresh=first_turn, **GREEDY)
+    else:
+        both = run_both(model, inputs, fresh=first_turn, drafts=False, **GREEDY)
+        assert (both.stats.mode, both.stats.disabled_reason) == ("plain", COLUMNS)
 
 
 @pytest.mark.parametrize("name", DRAFTED)
@@ -94,29 +99,6 @@ def test_images_with_columns_of_their_own(name: str) -> None:
         # With transformers 5.17, GIT fails on every trial.
         of_mllama = "its plain steps get 'cross_attention_mask', and drafts do not"
         assert found in (COLUMNS, of_mllama) or "trying GitForCausalLM fails" in found
-
-
-@pytest.mark.filterwarnings(OF_MLLAMA)
-def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
-    """Nothing in the call tells of the image, but the layers of its KV have different lengths."""
-    model, inputs = seeing_model("mllama"), prompt_with_image("mllama")
-    first = {name: value for name, value in inputs.items() if name != "input_ids"}
-    ids = torch.cat([inputs["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
-
-    def first_turn() -> dict[str, Any]:
-        cache = DynamicCache(config=model.config.get_text_config())
-        model.generate(inputs["input_ids"], **first, **{KV: cache}, max_new_tokens=1)
-        return {KV: cache}
-
-    both = run_both(
-        model,
-        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-        fresh=first_turn,
-        drafts=False,
-        **GREEDY,
-    )
-    assert both.stats.disabled_reason == COLUMNS
-    assert both.stats.mode == "plain"
 
 
 @pytest.mark.parametrize("unreadable", [VOCAB + 3, -200])

@@ -68,14 +68,6 @@ def test_nothing_stays_behind_but_in_a_session(learning: str, num_rows: int) -> 
     assert (before == _knowledge(spec)) == (learning != "session")
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
-    spec = SelfSpec(learning="request", **FIXED)
-    stats = [run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE).stats for _ in range(2)]
-    assert stats[0].num_steps == stats[1].num_steps
-    assert stats[0].drafted_by_source == stats[1].drafted_by_source
-
-
 def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
     """All that a call could have changed, as values."""
     memory = spec.learned(VOCAB)

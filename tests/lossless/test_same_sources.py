@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import selfspec
 from selfspec import SelfSpec
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
@@ -123,32 +122,15 @@ def test_the_same_prompt_again(learning: str, is_known: bool, call: Call) -> Non
     assert anew.stats.num_steps == first.stats.num_steps
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "temperature": 1.5},
-}
-
-
-def texts(kind: str, num_rows: int, spec: SelfSpec | None, **options: Any) -> list[list[int]]:
-    model = make_model(len(TOKENIZER))
-    prompts = torch.tensor([[5 + row, 40, 41, 42] for row in range(num_rows)])
-    options |= {"attention_mask": torch.ones_like(prompts), "max_new_tokens": 60}
-    torch.manual_seed(3)
-    if spec is not None:
-        selfspec.attach(model)
-        options["assistant"] = spec
-    ids: list[list[int]] = model.generate(
-        prompts, logits_processor=processors(kind), **options
-    ).tolist()
-    return [[*ids, torch.randint(1000, ()).item()]]
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "way"),
-    [(1, "greedy"), (4, "sampled"), slow(1, "sampled"), slow(4, "greedy")],
-)
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_are_those_of_stock(kind: str, num_rows: int, way: str) -> None:
-    spec = SelfSpec(budget="fixed", max_nodes=12)
-    assert texts(kind, num_rows, spec, **WAYS[way]) == texts(kind, num_rows, None, **WAYS[way])
-    assert spec.stats.accepted_by_source["grammar"] > 0
+def test_a_grammar_of_the_callers(kind: str, call: Call) -> None:
+    ids = torch.tensor([[5 + row, 40, 41, 42] for row in range(call.num_rows)])
+    both = run_both(
+        make_model(len(TOKENIZER)),
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        SelfSpec(budget="fixed", max_nodes=12),
+        fresh=lambda: {"logits_processor": processors(kind)},
+        max_new_tokens=60,
+        **call.options,
+    )
+    assert both.stats.accepted_by_source["grammar"] > 0

@@ -12,7 +12,6 @@ from peft import (
     IA3Config,
     PeftConfig,
     PrefixTuningConfig,
-    PromptEncoderConfig,
     PromptTuningConfig,
     get_peft_model,
 )
@@ -124,7 +123,6 @@ VIRTUAL = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
 PEFT: dict[str, PeftConfig] = {
     "prompt-tuning": PromptTuningConfig(**VIRTUAL),
     "prefix-tuning": PrefixTuningConfig(**VIRTUAL),
-    "p-tuning": PromptEncoderConfig(**VIRTUAL, encoder_hidden_size=16),
     "ia3": IA3Config(
         task_type="CAUSAL_LM",
         target_modules=["k_proj", "down_proj"],

@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 
 from selfspec import SelfSpec, UnsupportedError, attach, generate_many
+from tests.batch.test_generate_many import assert_as_alone, prompts
 from tests.fakes import new_model, prompt, tiny_tokenizer, with_lora
 from tests.lossless.same import FIXED, GREEDY, run_both
 from tests.lossless.test_same_entrances import PEFT_NOTE
@@ -58,13 +59,9 @@ def test_an_activated_lora_whether_it_is_off_or_on_at_first(order: int) -> None:
 @pytest.mark.filterwarnings(PEFT_NOTE)
 def test_many_prompts_on_a_wrapper_share_their_forwards() -> None:
     model, spec = adapted(), SelfSpec()
-    prompts = [prompt(seed=seed)["input_ids"][0].tolist() for seed in range(3)]
-    stock = [model.generate(torch.tensor([ids]), max_new_tokens=9, **GREEDY) for ids in prompts]
-    options = {"max_new_tokens": 9, "assistant": spec, **GREEDY}
-    for answer in generate_many(model, tiny_tokenizer(), prompts, **options):
-        assert answer.ids == stock[answer.index][0, len(prompts[answer.index]) :].tolist()
-        assert answer.stats.disabled_reason is None
-        assert answer.stats.seconds["plain"] == 0
+    assert_as_alone(model, prompts(), spec, max_new_tokens=9, **GREEDY)
+    assert spec.total_stats.disabled_reason is None
+    assert spec.total_stats.seconds["plain"] == 0
 
 
 # several processes
