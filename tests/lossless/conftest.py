@@ -61,9 +61,8 @@ def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-_FEW_CASES = (
-    3  # A test that has no more tries each with one row and with three; of more, every other.
-)
+# A test that has few cases tries each with one row and with three, and of many cases every other.
+_FEW_CASES = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

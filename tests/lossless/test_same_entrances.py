@@ -114,11 +114,8 @@ PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 @pytest.mark.filterwarnings(PEFT_NOTE)
 def test_lora(where: str | None, call: Call) -> None:
     """Attached to the wrapper or to the model inside, or handed over as a callable."""
-    lora, inputs, entrance = (
-        with_lora(new_model()),
-        call.inputs,
-        "assistant" if where else "custom_generate",
-    )
+    lora, inputs = with_lora(new_model()), call.inputs
+    entrance = "assistant" if where else "custom_generate"
     bare = run(tiny_model(), inputs, **call.options)
     if where:
         attach(lora if where == "wrapper" else lora.get_base_model())
