@@ -21,14 +21,7 @@ from tests.tiny import make_model, make_tokenizer
 
 TESTS = Path(__file__).parent
 # The fast set leaves these out, but for the losslessness tests named below.
-LONG = (
-    "building",
-    "eval",
-    "lossless",
-    "test_examples.py",
-    "test_second_day.py",
-    "test_wheel.py",
-)
+LONG = ("building", "eval", "lossless", "test_examples.py")
 NOT_LONG = ("criteria", "entrances", "refusals")
 
 TEMPLATE = (

@@ -43,8 +43,10 @@ def test_entrances(entrance: str, call: Call, modules_cache: Path) -> None:
     assert_clean(detach(model))
 
 
-@pytest.mark.parametrize(("num_rows", "eos"), [(1, None), (3, 2), slow(1, 2), slow(3, None)])
-@pytest.mark.parametrize("entrance", ["assistant", "hub"])
+@pytest.mark.parametrize(
+    ("entrance", "num_rows", "eos"),
+    [("assistant", 1, None), ("hub", 3, 2), slow("assistant", 3, 2), slow("hub", 1, None)],
+)
 @pytest.mark.parametrize("given_in", ["argument", "config", "model"])
 def test_stop_strings(
     given_in: str, entrance: str, eos: int | None, num_rows: int, modules_cache: Path

@@ -183,7 +183,7 @@ def test_memory_that_ends_within_a_layer_of_the_cache(
     """Of chains: where it has new keys and no new values, or has counted columns alone."""
     model, inputs = tiny_model(name), prompt()
     whole = run(model, inputs, **GREEDY).ids
-    for at in range(20, 32):
+    for at in range(20, 28):
         kv, spec = DynamicCache(config=model.config), doubting(whole, inputs, seed=at)
         spec.support(model)
         with monkeypatch.context() as patch, ExitStack() as stack:

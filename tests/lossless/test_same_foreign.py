@@ -177,11 +177,6 @@ def hooked_by_accelerate(model: Any) -> Undo:
     return lambda: remove_hook_from_module(model.lm_head)
 
 
-def compiled_with_a_hook(model: Any) -> Undo:
-    model.compile(backend="eager")
-    return hooked(model)
-
-
 def of_a_subclass(model: Any) -> Undo:
     before, model.__class__ = model.__class__, Subclass
     return lambda: setattr(model, "__class__", before)
@@ -221,7 +216,6 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "weight": (held_in_a_class, f"one of its weights is a {__name__}.Steered"),
     "method of a cache": (replaced_in_the_cache, "DynamicLayer.update is '<lambda>' now"),
     "accelerate": (hooked_by_accelerate, "'lm_head' has the accelerate hook 'Hook'"),
-    "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
     "subclass": (of_a_subclass, "it is a __main__.Subclass"),
     "method": (replaced_for_steps, "it has the method 'prepare_inputs_for_generation'"),
     "attention": (attention_of_ones_own, "it has the attention, 'attend'"),

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import GREEDY, MODES, Call, run_both
+from tests.lossless.same import GREEDY, MODES, Call, run_both, slow
 from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
 from tests.zoo import VOCAB
 from tools.census_families.inputs import media_inputs
@@ -101,8 +101,9 @@ def test_images_with_columns_of_their_own(name: str) -> None:
         assert found in (COLUMNS, of_mllama) or "trying GitForCausalLM fails" in found
 
 
-@pytest.mark.parametrize("unreadable", [VOCAB + 3, -200])
-@pytest.mark.parametrize("with_draft_model", [False, True])
+@pytest.mark.parametrize(
+    ("unreadable", "with_draft_model"), [(VOCAB + 3, False), (-200, True), slow(VOCAB + 3, True)]
+)
 def test_ids_that_only_mark_the_place_of_an_image(unreadable: int, with_draft_model: bool) -> None:
     """The context names them after the token in front of them, and no model could embed them."""
     model, inputs = tiny_model(), prompt(2)

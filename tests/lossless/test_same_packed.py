@@ -213,7 +213,7 @@ def test_a_model_is_computed_from_the_weights_that_it_has_after_any_work(work: E
         assert torch.equal(models[1].state_dict()[name], weight)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *map(slow, range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *map(slow, range(1, 6))])
 def test_any_edits_one_after_the_other(seed: int) -> None:
     chance, models, packed = random.Random(seed), [new_model(), packed_model()], 0
     for _ in range(20):

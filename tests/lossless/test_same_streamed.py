@@ -104,7 +104,7 @@ def test_captured_forwards_give_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("packs_at_once")
-@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+@pytest.mark.parametrize("kind", [slow("llama"), "llama, tied"])
 def test_layers_in_memory_are_packed_in_place(kind: str, tmp_path: Path) -> None:
     """Their weights are freed, so plain calls compute from the copies too."""
     model = saved_model(tmp_path, "llama", **KINDS[kind])
