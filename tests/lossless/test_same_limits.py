@@ -12,7 +12,6 @@ from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_COLUMNS,
-    NUM_NEW,
     SAMPLE,
     Call,
     knowing,
