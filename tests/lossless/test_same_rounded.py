@@ -81,12 +81,7 @@ def test_plain_and_with_drafts(kind: str, weights: str, call: Call, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("kind", "weights"),
-    [
-        ("llama", "int8"),
-        ("llama, tied", "int4"),
-        slow("llama", "int4"),
-        slow("llama, tied", "int8"),
-    ],
+    [("llama", "int8"), ("llama, tied", "int4"), slow("llama, tied", "int8")],
 )
 def test_logits_of_steps_do_not_depend_on_how_many_tokens_there_are(
     kind: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
