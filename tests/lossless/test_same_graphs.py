@@ -11,11 +11,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -126,12 +128,6 @@ def test_all_of_these_tests_by_captured_graphs() -> None:
 # who may not use graphs, and why
 
 
-def add_accelerate(model: Any) -> None:
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-    add_hook_to_module(model.model.layers[1], AlignDevicesHook())
-
-
 def spread(model: Any) -> None:
     """As `device_map` would; the other device is one that holds no values."""
     model.lm_head.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
@@ -142,13 +138,18 @@ def as_it_is(model: Any) -> None:
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+# What is done to which model, and why it can't be captured then.
 REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
         new_model,
         lambda model: model.register_forward_pre_hook(of_library(lambda *_: None)),
         "it has the hook '<lambda>', whose Python a replay would leave out",
     ),
-    "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
+    "accelerate": (
+        new_model,
+        lambda model: add_hook_to_module(model.model.layers[1], AlignDevicesHook()),
+        "accelerate's hooks move its tensors about",
+    ),
     "compiled": (
         new_model,
         lambda model: model.model.layers[0].mlp.compile(backend="eager"),
@@ -156,16 +157,16 @@ REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     ),
     "spread": (new_model, spread, "it is spread over cpu, meta"),
     "experts": (
-        lambda: new_model("qwen3-moe"),
+        partial(new_model, "qwen3-moe"),
         lambda model: model.set_experts_implementation("eager"),
         "capturing it fails",
     ),
     "rope": (
-        lambda: new_model(rope_parameters=DYNAMIC),
+        partial(new_model, rope_parameters=DYNAMIC),
         as_it_is,
         "its dynamic rotary embedding changes with the length of a forward",
     ),
-    "chain": (lambda: new_model("bloom"), as_it_is, "a chain grows transformers' KV cache"),
+    "chain": (partial(new_model, "bloom"), as_it_is, "a chain grows transformers' KV cache"),
 }
 
 
@@ -175,8 +176,7 @@ def test_a_model_that_can_not_be_captured_goes_on_eagerly(
 ) -> None:
     model = new()
     prepare(model)
-    spec = SelfSpec()
-    both = run_both(model, prompt(2), spec, drafts=False, **GREEDY)
+    both = run_both(model, prompt(2), SelfSpec(), drafts=False, **GREEDY)
     assert both.stats.forward == "eager"
     assert reason in str(both.stats.eager_reason)
     assert "replay" not in log
