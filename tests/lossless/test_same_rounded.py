@@ -119,7 +119,7 @@ def test_trees_of_any_width(tmp_path: Path) -> None:
 
 
 def test_many_prompts(tmp_path: Path) -> None:
-    given = prompts((3, 20, 12, 9))
+    given = prompts((20, 3, 12, 9))
     assert_as_alone(loaded(tmp_path), given, SelfSpec(), max_new_tokens=20, **GREEDY)
 
 
