@@ -1,4 +1,4 @@
-"""What one request may take from the others: bytes, time for its body, and threads.
+"""What one request may take from the others: a body of a size, time for it, and threads.
 
 Knows HTTP as ASGI has it, and neither models nor fields.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,32 +17,10 @@ from selfspec.serving.fields import RequestError
 T = TypeVar("T")
 
 GONE = 499  # nginx counts requests whose client has gone under this status.
-_MOST_BYTES = 1 << 30  # What the bodies and images of all requests may take.
-_FREE_BYTES = 1 << 16  # Of every body, so that texts pass while images fill the rest.
 _BODY_SECONDS = 60.0  # A body must be complete by then.
 
 
-class ByteBudget:
-    """The bytes that all requests share. A request that is alone may take what it needs."""
-
-    def __init__(self) -> None:
-        self._bytes_of: dict[object, int] = {}  # By request.
-        self._lock = Lock()
-
-    def hold(self, request: object, num_bytes: int) -> None:
-        """Gives a request this number of bytes, in place of those it had. Any thread may ask."""
-        with self._lock:
-            before = self._bytes_of.pop(request, 0)
-            total = sum(self._bytes_of.values()) + num_bytes
-            if self._bytes_of and num_bytes > before and total > _MOST_BYTES:
-                self._bytes_of[request] = before
-                rule = f"bodies and images of all requests may have {_MOST_BYTES} bytes at a time"
-                raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
-            if num_bytes:
-                self._bytes_of[request] = num_bytes
-
-
-async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object]) -> bytes:
+async def body_of(request: Request, max_bytes: int) -> bytes:
     """The body of a request, which is refused once it is too large or takes too long."""
 
     async def read() -> bytes:
@@ -53,7 +30,6 @@ async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object
             if len(data) > max_bytes:
                 rule = f"the body must have at most {max_bytes} bytes (got more)"
                 raise RequestError(rule, status=413)
-            hold(max(len(data) - _FREE_BYTES, 0))
         return bytes(data)
 
     try:
