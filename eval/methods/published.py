@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.fit.accuracies import best_tree
 from eval.methods.lookahead import lookahead
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.sam import SamSource
@@ -24,7 +25,7 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.edgellm import Fallback
-from selfspec.papers.ghidorah import FittedTree, best_tree
+from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import Branches, ContextCache, CorpusCache
 
 FIXED_NODES = 81  # Token Recycling's, the root among them.

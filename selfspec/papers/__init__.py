@@ -1,4 +1,4 @@
-"""Five papers, a file each, in their own words and symbols.
+"""Papers, a file each, in their own words and symbols.
 
 A method is made of the same parts as a user's: a `Source` names what may come, a `Budget`
 says how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts
@@ -30,6 +30,9 @@ prompts sorted by their lengths         edge networks       kept, as `ShortestFi
 batches and lengths by equations        edge networks       thrown out: they need two machines
 ======================================  ==================  ========================================
 
+The last paper, "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative Decoding",
+is about two base stations. ``python -m eval edge_network`` simulates these.
+
 `docs/papers.md` has the figures of every line.
 """
 
@@ -43,7 +46,7 @@ from selfspec.errors import check_names
 
 __all__ = ["PAPERS", "method_of", "options_of"]
 
-# The papers that have a method of their own for `generate()`; the fifth one is `edge_network`.
+# The papers that have a method of their own for `generate()`.
 PAPERS = ("diaa", "self-draft", "edgellm", "ghidorah")
 
 

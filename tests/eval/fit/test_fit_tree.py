@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from eval.fit.accuracies import best_tree
 from selfspec import SelfSpec, attach
-from selfspec.papers.ghidorah import best_tree
 from tests.tiny import make_tokenizer
 
 PLACES = [path for depth in (1, 2, 3) for path in product((0, 1), repeat=depth)]
