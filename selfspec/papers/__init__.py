@@ -30,8 +30,8 @@ prompts sorted by their lengths         edge networks       kept, as `ShortestFi
 batches and lengths by equations        edge networks       thrown out: they need two machines
 ======================================  ==================  ========================================
 
-The last paper, "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative Decoding",
-is about two base stations. ``python -m eval edge_network`` simulates these.
+The last paper, "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative
+Decoding", is about two base stations, which ``python -m eval edge_network`` simulates.
 
 `docs/papers.md` has the figures of every line.
 """
