@@ -29,7 +29,7 @@ _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
 _RUN = _NEURAL | {"ability", "config", "cuda", "kept_kv", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
-_PROMPT = {"plain", "prompt", "row_rules"}
+_PROMPT = {"prompt", "row_rules"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "compat": {"errors"},
@@ -51,12 +51,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},
-    "plain": {"compat", "errors", "machine", "prompt"},
     "learning": _DRAFT | _VERIFY | _RUN | {"row"},
     "drafts": _VERIFY | {"cost", "row"},
     "sharing": _ENGINE | {"prompt", "row"},
     "engine": _ENGINE | {"drafts", "learning", "prompt", "row", "sharing"},
-    "session": _ENGINE | {"engine", "plain", "prompt", "row", "row_rules"},
+    "session": _ENGINE | {"engine", "prompt", "row", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
     "plugin": _ENGINE

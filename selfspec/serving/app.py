@@ -23,9 +23,8 @@ from starlette.types import Receive, Scope, Send
 
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.fields import RequestError, checked, json_object
-from selfspec.serving.gate import Gate
 from selfspec.serving.images import MAX_IMAGE_BYTES
-from selfspec.serving.limits import GONE, body_of, in_thread, while_there
+from selfspec.serving.limits import GONE, Gate, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body

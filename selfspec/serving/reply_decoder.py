@@ -10,8 +10,7 @@ import regex
 import torch
 
 from selfspec.batch import Answer
-from selfspec.batch.call_forms import form_of
-from selfspec.batch.call_reader import CallReader
+from selfspec.batch.calls import CallReader, form_of
 from selfspec.batch.text_stream import TextStream
 from selfspec.prompt import Prompt
 from selfspec.serving.replies import Piece

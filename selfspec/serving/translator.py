@@ -71,7 +71,7 @@ class PromptTranslator:
 
     def _grammar(self, chat: Chat) -> str:
         """The form of an answer that may call tools."""
-        from selfspec.batch.call_forms import grammar_of  # Imports torch.
+        from selfspec.batch.calls import grammar_of  # Imports torch.
 
         functions = {tool.function.name: tool.function.parameters for tool in chat.callable_tools}
         is_single = chat.parallel_tool_calls is False
