@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "compat": {"errors"},
     "config": {"errors", "machine"},
     "records": set(),
-    "stats": {"machine", "records"},
+    "stats": {"records"},
     "machine": {"compat", "errors"},
     "attention": {"compat"},
     "draft": _DRAFT,
