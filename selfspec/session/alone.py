@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
@@ -13,34 +13,16 @@ from transformers import StoppingCriteriaList
 from selfspec.ability.look import Look
 from selfspec.compat.generation import decode_plainly
 from selfspec.engine import Engine
-from selfspec.forward.backends import Backend
 from selfspec.forward.sizes import Limits
-from selfspec.kept_kv import PrefixStore
 from selfspec.machine.device import seeded
-from selfspec.prompt import Call, Prompt
+from selfspec.prompt import Prompt
 from selfspec.runner import ModelRunner
-
-
-class Assistant(Protocol):
-    """The methods of a `SelfSpec` that the functions below call."""
-
-    def engine(
-        self,
-        runner: ModelRunner,
-        backend: Backend,
-        prompt: Prompt | None,
-        kept_kv: PrefixStore | str | None,
-    ) -> Engine: ...
-
-    def finish(self, prompt: Prompt) -> None: ...
-
-    def count(self, call: Call) -> None: ...
 
 
 @contextmanager
 def open_engine(
     runner: ModelRunner,
-    spec: Assistant,
+    spec: Any,  # The `SelfSpec`, which this ring does not import.
     prompt: Prompt | None,
     look: Look,
     *,
@@ -68,7 +50,7 @@ def open_engine(
 
 
 @torch.no_grad()
-def decode(prompt: Prompt, spec: Assistant) -> None:
+def decode(prompt: Prompt, spec: Any) -> None:
     """Writes the texts of a prompt that waits for no other; an error is the caller's."""
     try:
         if prompt.route.support.mode == "plain":

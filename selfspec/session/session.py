@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
-from selfspec.session.alone import Assistant, decode_with_transformers, open_engine
+from selfspec.session.alone import decode_with_transformers, open_engine
 from selfspec.session.line import ReadingPace, Scheduler, Waiting, WholePrompts
 from selfspec.session.memory import SharedMemory
 
@@ -45,7 +46,7 @@ class Session:
     def __init__(
         self,
         runner: ModelRunner,
-        spec: Assistant,
+        spec: Any,
         *,
         max_rows: int = 8,
         max_memory: int | str | None = None,
