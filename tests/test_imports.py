@@ -88,7 +88,7 @@ NO_TORCH = (
 )
 TRANSFORMERS = {
     *("ability", "batch", "building", "cli", "compat"),
-    *("forward", "neural", "plain", "plugin", "prompt", "row_rules", "weights"),
+    *("forward", "neural", "plugin", "prompt", "row_rules", "weights"),
 }
 
 FILES = sorted(
