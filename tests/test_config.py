@@ -90,11 +90,6 @@ def test_a_config_is_frozen_hashable_and_keyword_only():
         SpecConfig(16)
 
 
-def test_sources_have_their_old_names_too():
-    config = SpecConfig(sources=["answers", "lut", "near_misses"])
-    assert config.sources == ("answers", "lut", "near_misses")
-
-
 def test_every_knob_is_documented():
     for field in dataclasses.fields(SpecConfig):
         assert f"\n    {field.name}: " in inspect.cleandoc(SpecConfig.__doc__)
