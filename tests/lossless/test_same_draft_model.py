@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from eval.papers.edgellm import Fallback
 from selfspec import ConfigError, SelfSpec, VocabularyError
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.neural.small_model import DraftModel
-from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, Call, assert_same_ids, refused, run, run_both
 from tests.streamed import load_tightly, saved_model

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from eval.papers import as_in
 from selfspec import ConfigError, SelfSpec, attach, load
 from selfspec.cost import Budget
 from selfspec.machine.memory import amount_in_bytes
@@ -230,7 +231,7 @@ def test_another_name_is_refused(name: Any) -> None:
 
 def test_a_paper_takes_none() -> None:
     with pytest.raises(ConfigError, match="draft_model must be"):
-        SelfSpec.as_in("edgellm", draft_model="int8")
+        as_in("edgellm", draft_model="int8")
 
 
 @pytest.fixture

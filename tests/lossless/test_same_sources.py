@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import selfspec
+from eval.papers.self_draft import Branches, ContextCache
 from selfspec import SelfSpec, generate_many
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
-from selfspec.papers.self_draft import Branches, ContextCache
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model, tiny_tokenizer
 from tests.grammars import KINDS, TOKENIZER, processors
 from tests.lossless.same import (
