@@ -162,7 +162,7 @@ class _Routes:
         self, request: Request, request_type: type[TextRequest], until_over: ExitStack
     ) -> Response:
         arrived = perf_counter()
-        body = await self._read(request)
+        body = json_object(await body_of(request, self._max_body), "the body")
         fields = checked(request_type, body)
         self._check_model(fields.model)
         form = new_form(self._name, fields, body)
@@ -178,9 +178,6 @@ class _Routes:
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
         pieces = await while_there(request, exchange.whole())
         return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
-
-    async def _read(self, request: Request) -> dict[str, Any]:
-        return json_object(await body_of(request, self._max_body), "the body")
 
     async def _events(
         self, form: Form | ResponseForm, exchange: Exchange, arrived: float
