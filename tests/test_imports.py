@@ -86,7 +86,7 @@ NO_TORCH = (
 )
 TRANSFORMERS = {
     *("ability", "batch", "building", "cli", "compat"),
-    *("forward", "neural", "plugin", "prompt", "row_rules", "weights"),
+    *("forward", "neural", "plugin", "prompt", "row_rules", "session", "weights"),
 }
 
 FILES = sorted(

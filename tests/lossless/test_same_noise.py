@@ -10,12 +10,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from selfspec import SelfSpec, attach, detach
-from selfspec.batch.many import answers
-from selfspec.batch.prompt_maker import PromptMaker
-from selfspec.session import Session
+from selfspec import SelfSpec, attach, detach, generate_many
 from selfspec.verify.tape import NoiseTape
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, SAMPLE, assert_same_ids, run, run_both, some
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -107,10 +104,8 @@ def test_seeds_of_many_prompts_are_their_own(peeked):
 
 def many(model: Any, prompts: list[list[int]], *, seed: int) -> list[list[int]]:
     """The tokens of answers to prompts that share forwards."""
-    spec = learned()
-    session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
-    pairs = ((ids, None) for ids in prompts)
-    found = answers(session, maker, None, pairs, seed, {"max_new_tokens": 16, **SAMPLED})
+    options = {"assistant": learned(), "seed": seed, "max_new_tokens": 16, **SAMPLED}
+    found = generate_many(model, tiny_tokenizer(), prompts, **options)
     return [answer.ids for answer in sorted(found, key=lambda answer: answer.index)]
 
 
