@@ -11,12 +11,11 @@ import torch
 from selfspec.attention import grouped_attention
 from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
-from selfspec.forward.columns import TextKV, text_kv_in
+from selfspec.forward.columns import KVRow, TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.layers import take_over
 from selfspec.forward.model import EagerForwards, Logits, takes
 from selfspec.forward.prompt import Prefilled
-from selfspec.forward.rows import KVRow
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.slots import PendingWrites, States, apply_writes
 from selfspec.forward.states.swapped_functions import Function, branching

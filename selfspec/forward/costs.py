@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from selfspec.cost import CostCurve
 from selfspec.forward.backends import Backend
 from selfspec.forward.model import device_of
-from selfspec.machine.hardware import calculates_in
+from selfspec.machine.device import calculates_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from selfspec.forward.columns import Columns, TextKV
+from selfspec.forward.columns import Columns, KVRow, TextKV
 from selfspec.forward.layers import KVLayer, layers_for
 from selfspec.forward.layout import TreePlacement
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Need, Policy, length_bucket
 from selfspec.forward.slots import (
     LARGE,

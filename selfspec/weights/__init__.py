@@ -14,7 +14,7 @@ from selfspec.weights.packing import (
     pack_loaded,
     unpack,
 )
-from selfspec.weights.rounded import BITS, rounding_reason, seconds_a_token
+from selfspec.weights.rounded import BITS, rounding_reason
 from selfspec.weights.rounded_model import round_model, rounded_bits, weight_bytes
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "round_model",
     "rounded_bits",
     "rounding_reason",
-    "seconds_a_token",
     "unpack",
     "weight_bytes",
 ]
