@@ -25,11 +25,11 @@ from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.neural.draft_cursor import FULL_GAIN
-from selfspec.weights import rounded_bits
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import round_weight, rounding_reason
-from selfspec.weights.rounded_model import can_be_rounded, rounded_bytes
-from selfspec.weights.streamed import FileWeight, is_streamed, may_have_copy
+from selfspec.weights.rounded_model import can_be_rounded, rounded_bits, rounded_bytes
+from selfspec.weights.streamed.loading import may_have_copy
+from selfspec.weights.streamed.stream import FileWeight, is_streamed
 
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.

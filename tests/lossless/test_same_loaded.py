@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from selfspec import SelfSpec, load
-from selfspec.weights import is_packed_in_place
+from selfspec.weights.packing import is_packed_in_place
 from tests.fakes import packs_here, prompt
 from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both
 from tests.lossless.test_same_entrances import PEFT_NOTE

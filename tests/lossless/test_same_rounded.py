@@ -26,10 +26,12 @@ from selfspec import (
 from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import held_weight, rounded_bits, rounded_model
+from selfspec.weights import held_weight, rounded_model
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import products_of_a_step
-from selfspec.weights.streamed import is_streamed, rounded_file
+from selfspec.weights.rounded_model import rounded_bits
+from selfspec.weights.streamed import rounded_file
+from selfspec.weights.streamed.stream import is_streamed
 from tests.fakes import prompt, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,

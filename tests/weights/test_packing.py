@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.utils import prune
 
 from selfspec import attach, detach
-from selfspec.weights import PackedWeight, formats, linears_of, pack
+from selfspec.weights import formats
 from selfspec.weights import packing as module
-from selfspec.weights.packing import _pays
+from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.packing import _pays, linears_of, pack
 from tests.fakes import fake_trials, new_model, packs_here
 from tests.lossless.same import in_threads
 from tests.weights.test_formats import needs
