@@ -58,9 +58,8 @@ class RoundedCopy:
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._bits, self._head = int(name[-1]), model.get_output_embeddings()
         self._twins: dict[nn.Module, nn.Module] = {}
-        streamed = [
-            module for module in model.modules() if any(map(_is_streamed, _weights(module)))
-        ]
+        modules = model.modules()
+        streamed = [m for m in modules if any(type(x) is FileWeight for x in _weights(m))]
         parts = streamed or list(_linear_layers(model))
         total = sum(weight.numel() for part in parts for weight in _weights(part))
         with hf_logging.tqdm(total=total, desc="Rounding weights", **_BAR) as bar:
@@ -154,10 +153,6 @@ def _num_bytes(twin: nn.Module) -> int:
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
     return module.parameters(recurse=False)
-
-
-def _is_streamed(weight: nn.Parameter) -> bool:
-    return type(weight) is FileWeight
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
