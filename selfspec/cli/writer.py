@@ -106,7 +106,7 @@ class Writer:
         self.reseed()
 
     def __str__(self) -> str:
-        from selfspec.weights import rounded_bits
+        from selfspec.weights.rounded_model import rounded_bits
 
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
@@ -144,7 +144,6 @@ class Writer:
     def translator(self) -> PromptTranslator:
         """Turns prompts into tokens and arguments, by the options where a prompt leaves it open."""
         from selfspec.forward.model import vocab_size
-        from selfspec.row_rules import end_ids
 
         return PromptTranslator(
             self.tokenizer,
@@ -153,7 +152,6 @@ class Writer:
             default={"max_new_tokens": self.options.max_new_tokens, **self._choice()},
             length_option="--max-new-tokens",
             images=self.images,
-            end_ids=end_ids(self.model.generation_config),
         )
 
     def new_spec(self, config: SpecConfig, *, kept_kv: str | None = None) -> SelfSpec:
@@ -200,7 +198,7 @@ class Writer:
         if self.options.max_memory is None:
             return None
         from selfspec.neural.rounded_copy import copy_bytes
-        from selfspec.weights import weight_bytes
+        from selfspec.weights.rounded_model import weight_bytes
         from selfspec.weights.streamed.memory_plan import kv_bytes
 
         tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)

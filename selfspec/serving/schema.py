@@ -22,7 +22,7 @@ from selfspec.serving.messages import (
     Tools,
     text_or_parts,
 )
-from selfspec.serving.settings import MAX_CHOICES, MOST_TOKENS, Settings
+from selfspec.serving.settings import MAX_CHOICES, Settings
 
 _log = logging.getLogger("selfspec")
 
@@ -93,7 +93,7 @@ class Chat(TextRequest):
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """The arguments of a tokenizer's or processor's chat template, beside the messages."""
-        from selfspec.compat.templates import template_variables  # Imports transformers.
+        from selfspec.compat.generation import template_variables  # Imports transformers.
 
         variables = self.chat_template_kwargs or {}
         if taken := {*variables} & {"messages", *signature(owner.apply_chat_template).parameters}:
@@ -158,10 +158,3 @@ class Completion(TextRequest):
         names = ("logprobs", "prompt_logprobs") if self.echo else ("logprobs",)
         scores = {} if self.logprobs is None else dict.fromkeys(names, self.logprobs)
         return {**super().arguments(), **scores}
-
-
-class Tokens(Fields):
-    """The body of `/detokenize`."""
-
-    model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=MOST_TOKENS)]

@@ -177,7 +177,7 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
         (given, other, "no answer to this INPUT"),
         (given, tmp_path / "mine.jsonl", "mine.errors.jsonl'"),
         (given, old, "another line 1"),
-        (given, Path("/proc/out.jsonl"), "OUTPUT"),
+        (given, Path("/proc/out.jsonl"), "/proc/.out.jsonl.lock"),
         (write(tmp_path / "empty.jsonl", ""), tmp_path / "o.jsonl", "INPUT"),
     ):
         assert said in fails("batch", chat_folder, asked, answers)
@@ -200,9 +200,9 @@ def test_what_is_no_output_of_ours_stays(fails, tmp_path, chat_folder):
         write(tmp_path / f"{number}.jsonl", {"line": number, "input": "0" * 12})
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for output, said in (
-        ("q.jsonl", "three files"),
-        ("linked.jsonl", "three files"),
-        ("far.jsonl", "three files"),
+        ("q.jsonl", "move it"),
+        ("linked.jsonl", "move it"),
+        ("far.jsonl", "move it"),
         ("mine.jsonl", "move it"),
         ("torn.jsonl", "no answer to this INPUT"),
         ("None.jsonl", "no answer to this INPUT"),

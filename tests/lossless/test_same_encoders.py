@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from selfspec import SelfSpec, attach
 from selfspec.compat.generation import KV, kv_of
-from selfspec.weights import linears_of
+from selfspec.weights.packing import linears_of
 from tests.fakes import FutureSource, of_library, tiny_tokenizer
 from tests.fakes import new_model as random_model
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both, slow

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from selfspec import SelfSpec, attach, detach, load
-from selfspec.weights import is_packed_in_place
+from selfspec.weights.packing import is_packed_in_place
 from tests.fakes import fake_trials, new_model, packs_here, prompt, with_lora
 from tests.lossless.same import (
     GREEDY,

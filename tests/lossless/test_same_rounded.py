@@ -25,10 +25,12 @@ from selfspec import (
 from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import held_weight, rounded_bits, rounded_model
+from selfspec.weights import held_weight, rounded_model
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import products_of_a_step
-from selfspec.weights.streamed import is_streamed, rounded_file
+from selfspec.weights.rounded_model import rounded_bits
+from selfspec.weights.streamed import rounded_file
+from selfspec.weights.streamed.stream import is_streamed
 from tests.batch.test_generate_many import assert_as_alone, prompts
 from tests.fakes import prompt
 from tests.lossless.same import (

@@ -11,7 +11,7 @@ import torch
 from selfspec import ConfigError, SelfSpec, attach, load
 from selfspec.neural import rounded_copy as module
 from selfspec.neural.rounded_copy import RoundedCopy
-from selfspec.weights import is_packed_in_place
+from selfspec.weights.packing import is_packed_in_place
 from selfspec.weights.rounded_model import bytes_of_rounded
 from selfspec.weights.streamed import loading
 from tests.fakes import new_model, packs_here, prompt, tiny_model, tiny_tokenizer

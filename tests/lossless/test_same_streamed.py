@@ -11,9 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from selfspec import SelfSpec, UnsupportedError, attach, load
-from selfspec.weights import is_packed_in_place
-from selfspec.weights.streamed import is_streamed
-from selfspec.weights.streamed.stream import stream_of
+from selfspec.weights.packing import is_packed_in_place
+from selfspec.weights.streamed.stream import is_streamed
 from tests.fakes import prompt
 from tests.lossless.same import (
     FIXED,
@@ -85,7 +84,7 @@ def test_any_budget_from_the_least_to_everything(shards: str, tmp_path: Path) ->
 
 def test_a_step_reads_each_streamed_layer_once(tmp_path: Path) -> None:
     _, streamed = streamed_pair(tmp_path, "llama")
-    buffers = stream_of(streamed).reader.buffers
+    buffers = streamed.selfspec_stream.reader.buffers
     with torch.no_grad():
         streamed(**prompt())
         before = buffers.bytes_read

@@ -147,13 +147,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def made(monkeypatch) -> list[int]:
     """Grows by one whenever stock's own noise is made out of what was drawn."""
     calls = []
-    make = noise._Uniforms._made
+    make = noise.Uniforms._made
 
     def counting(uniforms):
         calls.append(1)
         return make(uniforms)
 
-    monkeypatch.setattr(noise._Uniforms, "_made", counting)
+    monkeypatch.setattr(noise.Uniforms, "_made", counting)
     return calls
 
 
@@ -221,8 +221,9 @@ def test_what_stock_refuses_is_refused_in_its_words(bad):
     assert str(ours.value) == str(stock.value)
 
 
+@needs_uniforms
 def test_a_shortlist_is_drawn_from_as_all_of_it_is():
-    """However the noise is made; a pair that is too near is left to who knows all scores."""
+    """A pair that is too near is left to who knows all scores."""
     few = Shortlist([3, 1, 7], [1.0, 0.9, 0.2])
     scores = torch.full((9,), -torch.inf)
     scores[few.tokens] = torch.tensor(few.weights).log()
@@ -231,15 +232,11 @@ def test_a_shortlist_is_drawn_from_as_all_of_it_is():
             expected = int(torch.multinomial(scores.softmax(-1), 1))
         with seeded(seed):
             assert NoiseTape(1).draw_from(few, scores, 0, 0) == expected
-        with seeded(seed):
-            drawn = noise._Exponentials(
-                noise.Drawn(lambda _: torch.empty(1, 9).exponential_(), None)
-            )
-            assert noise.pick_from(few, drawn, 0) == expected
 
 
+@needs_uniforms
 @pytest.mark.parametrize("spread", [0.001, 0.1, 1.0, 5.0])
-def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(spread, way):
+def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(spread):
     """Over flat scores nearly all that win stand beside it."""
     table = scores_of(300, 1, 3000, seed=3) / 3 * spread
     asked = []

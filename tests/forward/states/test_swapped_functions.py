@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from typing import Any
 
@@ -15,11 +14,9 @@ from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.generation import KV
 from selfspec.compat.states import state_functions, states_by_place
 from selfspec.forward.layers import StateLayer
-from selfspec.forward.states import slots
 from selfspec.forward.states.rules import Ancestry, StateUpdate
 from selfspec.forward.states.slots import States
 from selfspec.forward.states.swapped_functions import branching
-from selfspec.forward.tree_kv import TreeKV
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, NUM_COLUMNS, in_threads, run, run_both
 from tests.lossless.test_same_predictions import ALONE
@@ -114,61 +111,10 @@ class Step:
         )
 
 
-@pytest.mark.parametrize("at", ["decay", "add"])
-def test_an_interrupt_while_states_move_on_moves_none_twice(
-    at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes right after a write to a state; the next call does the others."""
-    write, errors = getattr(slots, at), [KeyboardInterrupt]
-
-    def stumbling(*args: Any) -> None:
-        write(*args)
-        if errors:
-            raise errors.pop()
-
-    monkeypatch.setattr(slots, at, stumbling)
+def test_states_follow_a_path() -> None:
     step = Step()
-    moves = step.states.moves(0, [[0]])
-    with pytest.raises(KeyboardInterrupt):
-        slots.apply_writes(moves)
-    slots.apply_writes(moves)
-    slots.apply_writes(moves)
+    step.states.follow(0, [[0]])
     step.assert_moved()
-
-
-def interrupting(at: int) -> Any:
-    """A trace function that raises before the line with this number of a commit."""
-    lines = iter(range(1, at + 1))
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code not in (TreeKV.commit.__code__, slots.States.moves.__code__):
-            return trace if event == "call" else None
-        if event == "line" and next(lines, at) == at:
-            raise KeyboardInterrupt
-        return trace
-
-    return trace
-
-
-@pytest.mark.parametrize("at", range(1, 34, 2))
-def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(at: int) -> None:
-    """Whoever has the cache goes on with it."""
-    model, spec = tiny_model("qwen3-5"), SelfSpec(**ALONE)
-    kv = DynamicCache(config=model.config)
-    inputs, stock = prompt(), run(model, prompt(), **GREEDY).ids
-    run(model, inputs, custom_generate=spec, max_new_tokens=2)  # The trial of the model is over.
-    told = {"prediction": stock[0, NUM_COLUMNS:].tolist(), "custom_generate": spec}
-    before = sys.gettrace()
-    sys.settrace(interrupting(at))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(model, inputs, **told, **GREEDY, **{KV: kv})
-    finally:
-        sys.settrace(before)
-    ids = stock[:, : kv.get_seq_length() + 1]
-    rest = {"input_ids": ids, "attention_mask": torch.ones_like(ids), KV: kv}
-    number = stock.shape[1] - ids.shape[1]
-    assert torch.equal(run(model, rest, max_new_tokens=number, **GREEDY).ids, stock)
 
 
 def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
@@ -178,7 +124,7 @@ def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
     assert branches is not None
     del branches.updates[next(iter(step.before))]
     with pytest.raises(UnsupportedError, match="by code of its own"):
-        step.states.moves(0, [[0]])
+        step.states.follow(0, [[0]])
 
 
 @pytest.mark.parametrize("name", ["qwen3-5", "falcon-h1"])
