@@ -57,7 +57,9 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE | {"drafts", "learning", "prompt", "row", "sharing"},
     "session": _ENGINE | {"engine", "prompt", "row", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
-    "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "session"},
+    "papers": (_RUN - _COMPAT) | _DRAFT,
+    "plugin": _ENGINE
+    | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session", "batch"},
     "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
     "building": {"cache", "draft", "errors"},

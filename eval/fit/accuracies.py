@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from eval.papers.ghidorah import FittedTree
+from selfspec.papers.ghidorah import FittedTree
 from selfspec.records import StepRecord
 
 Ranks = tuple[int, ...]  # The path to a node: (0, 2) is the third candidate after the first one.

@@ -20,10 +20,10 @@ from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.fit.accuracies import Accuracies, best_tree, fastest_width
 from eval.models.loading import load_asked, load_tokenizer
-from eval.papers.ghidorah import FittedTree
 from eval.runs.timing import learned_curve
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
+from selfspec.papers.ghidorah import FittedTree
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.

@@ -18,7 +18,6 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from eval.papers import as_in
 from selfspec import (
     CacheError,
     LutRecorder,
@@ -232,9 +231,9 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (LutRecorder, "assistant must be a SelfSpec (got a LlamaForCausalLM); make one"),
         (SelfSpecCandidateGenerator, "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
         (lambda m: SelfSpec(contents="x"), "contents must be what load_cache()"),
-        (lambda m: as_in("DIAA"), "did you mean 'diaa'?"),
-        (lambda m: as_in("diaa", taus=1), "did you mean 'tau'?"),
-        (lambda m: as_in("self-draft", corpus="texts"), "must be a CorpusCache"),
+        (lambda m: SelfSpec.as_in("DIAA"), "did you mean 'diaa'?"),
+        (lambda m: SelfSpec.as_in("diaa", taus=1), "did you mean 'tau'?"),
+        (lambda m: SelfSpec.as_in("self-draft", corpus="texts"), "must be a CorpusCache"),
         (lambda m: SelfSpec.from_pretrained(__file__), "ends with .safetensors (got"),
     ],
 )

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.papers import self_draft
-from eval.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.config import SpecConfig
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
+from selfspec.papers import self_draft
+from selfspec.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
 from tests.oracles import next_in_corpus
 from tests.strategies import ScriptedCursor, check_tree, probability_of, texts

@@ -8,7 +8,7 @@ verification yields the most tokens a second on the device. HCMP splits linear l
 between two units. Of attention, one has the dense part, which is the committed text, and the other
 the sparse part, the tree; both are joined by an online softmax.
 
-``as_in("ghidorah", tree="tree.json")``, with a file of ``python -m eval fit``: the tree
+``SelfSpec.as_in("ghidorah", tree="tree.json")``, with a file of ``python -m eval fit``: the tree
 for a model and a machine. Our own tables draft in place of Medusa's trained heads.
 
 What is read otherwise here: rates go by depth and rank where a single place was seldom tried, and

@@ -16,7 +16,7 @@ kept under its first token in a context cache, an LRU queue for every token. A c
 phrases counted beforehand; there longer prefixes and higher counts come first. While the branches
 fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
-``as_in("self-draft", corpus=CorpusCache(texts))``: `docs/papers.md` says which texts the
+``SelfSpec.as_in("self-draft", corpus=CorpusCache(texts))``: `docs/papers.md` says which texts the
 paper counts, what it leaves open, and what differs here.
 """
 
@@ -215,7 +215,7 @@ def method(
     """The arguments of `SelfSpec`; `max_nodes` are those of the tree without branches."""
     if not isinstance(corpus, CorpusCache | None):
         raise ConfigError(
-            f"corpus must be a CorpusCache of eval.papers.self_draft (got {corpus!r:.40}); "
+            f"corpus must be a CorpusCache of selfspec.papers.self_draft (got {corpus!r:.40}); "
             "CorpusCache(texts) counts the token ids of texts"
         )
     branches = Branches(num_branches, length, gram_length)

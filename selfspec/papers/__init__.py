@@ -2,7 +2,7 @@
 
 A method is made of the same parts as a user's: a `Source` names what may come, a `Budget`
 says how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts
-are next. ``as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all:
+are next. ``SelfSpec.as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all:
 
 ======================================  ==================  ========================================
 what                                    paper               in `SelfSpec()`
@@ -38,48 +38,27 @@ Decoding", is about two base stations, which ``python -m eval edge_network`` sim
 
 from __future__ import annotations
 
-from dataclasses import fields
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import selfspec
-from selfspec.config import SpecConfig
 from selfspec.errors import check_names
 
-if TYPE_CHECKING:
-    from selfspec import SelfSpec
-
-__all__ = ["PAPERS", "as_in", "method_of"]
+__all__ = ["PAPERS", "method_of", "options_of"]
 
 # The papers that have a method of their own for `generate()`.
 PAPERS = ("diaa", "self-draft", "edgellm", "ghidorah")
-
-
-def as_in(paper: str, **options: Any) -> SelfSpec:
-    """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
-
-    Args:
-        paper: "diaa", "self-draft", "edgellm" or "ghidorah".
-        options: The paper's own, as its file names them; knobs, and what `SelfSpec` takes besides,
-            such as `contents` for DIAA's warm-up. EdgeLLM needs `draft_model`, and Ghidorah `tree`,
-            a file of ``python -m eval fit``.
-    """
-    from selfspec.plugin.parts import check_draft_model
-
-    if (draft_model := options.get("draft_model")) is not None:
-        check_draft_model(draft_model)
-    known = {*signature(_module_of(paper).method).parameters} - {"options"}
-    known |= {field.name for field in fields(SpecConfig)}
-    known |= {*signature(selfspec.SelfSpec).parameters} - {"config", "knobs"}
-    check_names(f"option of as_in({paper!r})", options, known)
-    return selfspec.SelfSpec(**method_of(paper, **options))
 
 
 def method_of(paper: str, **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec` that make a paper's method; `options` are its own and others."""
     arguments: dict[str, Any] = _module_of(paper).method(**options)
     return arguments
+
+
+def options_of(paper: str) -> set[str]:
+    """The names of a paper's own options."""
+    return {*signature(_module_of(paper).method).parameters} - {"options"}
 
 
 def _module_of(paper: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.papers.diaa import DynamicTree, Tables, recorded
+from selfspec.papers.diaa import DynamicTree, Tables, recorded
 from selfspec.records import TopK
 
 BEHIND_3 = np.array([[-1, 3]])
