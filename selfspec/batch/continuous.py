@@ -39,7 +39,7 @@ def generate_batch(model: Any, spec: SelfSpec, *args: Any, **kwargs: Any) -> dic
     model.eval()  # transformers' call leaves it so, too.
     session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
     options = {"generation_config": config, "max_new_tokens": limit}
-    texts = answers(session, maker, None, ((ids, None) for ids in prompts), None, options)
+    texts = answers(session, maker, None, prompts, None, options)
     for answer in hf_logging.tqdm(texts, total=len(prompts), disable=not call["progress_bar"]):
         error = answer.error
         outputs[answer.index] = BatchOutput(

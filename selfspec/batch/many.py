@@ -94,10 +94,10 @@ def generate_many(
     maker = PromptMaker(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
     scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     common = {**generate_kwargs, **scores, "schema": schema}
-    return _answers(session, maker, tokenizer, prompts, seed, common)
+    return answers(session, maker, tokenizer, prompts, seed, common)
 
 
-def _answers(
+def answers(
     session: Session,
     maker: PromptMaker,
     processor: Any,
