@@ -31,25 +31,41 @@ _PIECE = 1 << 20  # Bytes. A longer text file is several documents, cut at ends 
 
 
 def build_cache(data: str, tokenizer: PreTrainedTokenizerBase) -> CacheContents:
-    """What a cache of the documents in `data` holds: as many tokens as a `SelfSpec` keeps."""
-    texts: list[TokenIds] = []
-    size = 0
+    """What a cache of the documents in `data` holds."""
+    owner = tokenizer_info(tokenizer)
+    texts, num_left_out = _texts(data, tokenizer)
+    answers = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
+    answers[-1] = -1  # The last one may have been cut.
+    # The card has no times, paths or machines: the same texts give the same file.
+    about = {
+        "data": Path(data).expanduser().resolve().name,
+        "documents": len(texts),
+        "tokens": sum(map(len, texts)) - len(texts),
+        "left_out": num_left_out,
+    }
+    return CacheContents(tokenizer=owner, answers=answers, about=about)
+
+
+def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[np.int64]], int]:
+    """The first documents, with -1 after them, and how many empty ones were left out.
+
+    They have as many tokens as a `SelfSpec` keeps, or more by a part of the last one.
+    """
+    texts: list[NDArray[np.int64]] = []
+    size = num_left_out = 0
     for ids in read_ids(data, tokenizer):
+        if ids is None:
+            num_left_out += 1
+            continue
         texts.append(np.append(ids, -1))
         size += len(texts[-1])
         if size >= MAX_TOKENS:
             break
     if not texts:
-        raise BuildError(
-            "--data must hold a document with text in it, or messages that the chat template of "
-            f"MODEL takes (got {data!r})"
-        )
-    answers = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
-    answers[-1] = -1  # The last one may have been cut.
-    # The card has no times, paths or machines: the same texts give the same file.
-    name = Path(data).expanduser().resolve().name
-    about = {"data": name, "documents": len(texts), "tokens": size - len(texts)}
-    return CacheContents(tokenizer=tokenizer_info(tokenizer), answers=answers, about=about)
+        emptied = ", whose documents are empty, or messages that no chat template of MODEL takes"
+        why = emptied if num_left_out else ""
+        raise BuildError(f"--data must hold a document with text in it (got {data!r}{why})")
+    return texts, num_left_out
 
 
 class _Line(BaseModel):
@@ -60,13 +76,12 @@ class _Line(BaseModel):
     messages: list[dict[str, Any]] | None = None
 
 
-def read_ids(data: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
-    """The ids of the documents, but of those that are empty or that the chat template refuses.
+def read_ids(data: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds | None]:
+    """The documents' token ids; None for one that is empty or that the chat template refuses.
 
     A wrong path is refused at once.
     """
-    documents = (_documents(path, tokenizer) for path in find_files(data))
-    return filter(len, chain.from_iterable(documents))
+    return chain.from_iterable(_documents(path, tokenizer) for path in find_files(data))
 
 
 def find_files(data: str) -> list[Path]:
@@ -84,7 +99,7 @@ def find_files(data: str) -> list[Path]:
     return files
 
 
-def _documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
+def _documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds | None]:
     where = str(path)
     try:
         if path.suffix == ".jsonl":
@@ -116,18 +131,19 @@ def _pieces(path: Path) -> Iterator[str]:
             yield b"".join(lines).decode(errors="replace")
 
 
-def _ids_of(line: _Line, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
+def _ids_of(line: _Line, tokenizer: PreTrainedTokenizerBase) -> TokenIds | None:
     from jinja2 import TemplateError
 
-    ids = line.ids or []
-    if line.ids is None and line.text is not None:
+    ids: list[int] | None = line.ids
+    if ids is None and line.text is not None:
         ids = tokenizer(line.text, verbose=False)["input_ids"] if line.text else []
-    elif line.ids is None and line.messages is not None:
-        try:  # A template refuses, for example, two turns in a row of one speaker.
-            if tokenizer.chat_template:
-                ids = tokenizer.apply_chat_template(line.messages, return_dict=False)
-        except TemplateError:
-            pass
-    elif line.ids is None:
+    elif ids is None and line.messages is not None:
+        if not tokenizer.chat_template:
+            return None
+        try:
+            ids = tokenizer.apply_chat_template(line.messages, return_dict=False)
+        except TemplateError:  # For example, one speaker has two turns in a row.
+            return None
+    elif ids is None:
         raise ValueError("it must have ids, a text, or messages")
-    return np.array(ids, np.int64)
+    return np.array(ids, np.int64) if ids else None

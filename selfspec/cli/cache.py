@@ -48,6 +48,8 @@ def build(model: Model, output: Path, /, *, data: str, overwrite: Flag = False) 
     save_cache(output, contents, overwrite=overwrite)
     about = contents.about
     print(f"{output}: {about['documents']:,} documents of {about['tokens']:,} tokens")
+    if about["left_out"]:
+        print(f"left out (empty, or messages that no chat template takes): {about['left_out']:,}")
 
 
 def prepare(

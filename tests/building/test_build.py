@@ -19,7 +19,7 @@ def test_a_cache_of_texts(tmp_path, build, folder, texts, tokenizer):
     tokens = sum(map(len, ids))
     about = contents.about
     assert (about["documents"], about["tokens"]) == (9, tokens)
-    assert about["data"] == "texts"
+    assert (about["data"], about["left_out"]) == ("texts", 0)
     assert str(tmp_path) not in json.dumps(about)
 
 

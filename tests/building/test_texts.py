@@ -17,7 +17,8 @@ def read(tokenizer):
     """What documents come out as, as text again."""
 
     def texts(data):
-        return [tokenizer.decode(ids) for ids in read_ids(str(data), tokenizer)]
+        documents = read_ids(str(data), tokenizer)
+        return [None if ids is None else tokenizer.decode(ids) for ids in documents]
 
     return texts
 
@@ -65,16 +66,16 @@ def test_lines_of_json(tmp_path, read, tokenizer):
     answer = {"line": 3, "text": "not this", "ids": tokenizer("x y")["input_ids"], "stats": {}}
     rows = ({"text": "ab\n"}, {"text": ""}, answer, {"messages": [ASK, ANSWER]})
     said = "<|user|>say a<|assistant|>a<|eos|>"
-    assert read(lines(tmp_path / "a.jsonl", *rows)) == ["ab\n", "x y", said]
+    assert read(lines(tmp_path / "a.jsonl", *rows)) == ["ab\n", None, "x y", said]
 
 
 def test_a_conversation_that_the_template_refuses(tmp_path, read, tokenizer, monkeypatch):
     template = "{% if messages|length > 1 %}{{ raise_exception('too many') }}{% endif %}ok"
     monkeypatch.setattr(tokenizer, "chat_template", template)
     path = lines(tmp_path / "a.jsonl", {"messages": [ASK, ANSWER]}, {"messages": [ASK]})
-    assert read(path) == ["ok"]
+    assert read(path) == [None, "ok"]
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    assert read(path) == []  # Without a template nothing takes them.
+    assert read(path) == [None, None]  # Without a template nothing takes them.
 
 
 @pytest.mark.parametrize(

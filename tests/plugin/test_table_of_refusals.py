@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import KV
 from selfspec.plugin.refusals import CallArguments, Consequence, reason_for
-from tests.fakes import tiny_model
+from tests.fakes import new_model, tiny_model
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,15 @@ def test_what_is_decoded_plainly_has_a_reason() -> None:
     offloaded.offloading = True  # To make one, a build of torch for CUDA needs a GPU.
     assert "offloaded DynamicCache" in str(plain(**{KV: offloaded}))
     assert plain(mode="plain") == "it can't"
+
+
+@pytest.mark.parametrize(("kept", "is_plain"), [(52, True), (53, False)])
+def test_attention_that_keeps_some_columns_is_drafted_for_up_to_their_number(
+    kept: int, is_plain: bool
+) -> None:
+    """As that of Doge; which of two equal columns it keeps depends on the shape of the forward."""
+    model = new_model("llama", keep_window_size=kept)
+    assert (f"keeps the {kept} strongest" in str(plain(model=model))) == is_plain
 
 
 def test_ordinary_calls_have_no_reason_to_be_plain() -> None:
