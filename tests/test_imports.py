@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str] | None] = {
     | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session", "batch"},
     "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
-    "building": {"cache", "draft", "errors"},
+    "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,
     "__main__": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py

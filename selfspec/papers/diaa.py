@@ -14,8 +14,8 @@ shape for N steps. While the CPU grows the next tree, a GPU updates the tables a
 streams of its own. Here tables are in the CPU's memory and learn between two forwards: a second
 stream made steps on an H200 no shorter, and learning beside the forward cost tokens.
 
-``SelfSpec.as_in("diaa", contents=...)``: a cache is the paper's warm-up, whose tables were filled
-from ShareGPT. ``save_pretrained`` saves those that calls of one's own have filled.
+``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up, whose tables were filled from
+ShareGPT. ``selfspec cache build`` fills them from conversations of one's own.
 
 What the text leaves open, and how it is read here:
 

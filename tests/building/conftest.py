@@ -1,4 +1,4 @@
-"""A tokenizer, and documents to read."""
+"""A tiny tokenizer and model, and documents to read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from selfspec.building import build_cache
 from selfspec.cache import CacheContents
 from tests.conftest import TEMPLATE
-from tests.tiny import LINES, make_tokenizer
+from tests.tiny import LINES, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +20,11 @@ def tokenizer() -> Any:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer) -> Any:
+    return make_model(len(tokenizer)).eval()
 
 
 @pytest.fixture(scope="session")
@@ -38,5 +43,5 @@ def folder(tmp_path, texts) -> Path:
 
 
 @pytest.fixture
-def build(tokenizer) -> Callable[..., CacheContents]:
-    return lambda data: build_cache(str(data), tokenizer)
+def build(tokenizer, model) -> Callable[..., CacheContents]:
+    return lambda data, **how: build_cache(str(data), tokenizer, lambda: model, **how)
