@@ -30,8 +30,8 @@ from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body
 from selfspec.serving.response_form import ResponseForm, new_form
 from selfspec.serving.responses import Responses
-from selfspec.serving.schema import Chat, Completion, TextRequest
-from selfspec.serving.translator import PromptTranslator
+from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
+from selfspec.serving.translator import PromptTranslator, ids_of
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20
@@ -115,6 +115,8 @@ def application(
         app.router.routes.append(Route(path, _Answers(routes, request_type), methods=["POST"]))
     app.add_api_route("/v1/models", routes.models)
     app.add_api_route("/v1/models/{name:path}", routes.model)
+    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     app.add_api_route("/health", routes.health, methods=["GET", "HEAD"])
     app.add_api_route("/version", lambda: {"version": version("selfspec")})
     app.add_api_route("/metrics", routes.metrics)
@@ -141,6 +143,25 @@ class _Routes:
         if translator.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
 
+    async def _read(self, request: Request) -> dict[str, Any]:
+        return json_object(await body_of(request, self._max_body), "the body")
+
+    async def tokenize(self, request: Request) -> Any:
+        """As vLLM's `/tokenize`: the body is that of a chat or of a completion."""
+        body = await self._read(request)
+        fields = checked(Chat if "messages" in body else Completion, body)
+        if len(fields.prompts) != 1:
+            raise RequestError("prompt must be one text, or the ids of one", field="prompt")
+        encoded = partial(self._translator.encoded, fields.prompts[0], fields)
+        ids = ids_of(await in_thread(self._turn, encoded))
+        return {"count": len(ids), "max_model_len": self._translator.max_positions, "tokens": ids}
+
+    async def detokenize(self, request: Request) -> Any:
+        ids = checked(Tokens, await self._read(request)).tokens
+        self._translator.check_ids("tokens", ids)
+        decoded = partial(self._translator.tokenizer.decode, ids)
+        return {"prompt": await in_thread(self._turn, decoded)}
+
     async def models(self) -> Any:
         return {"object": "list", "data": [await self.model(self._name)]}
 
@@ -162,7 +183,7 @@ class _Routes:
         self, request: Request, request_type: type[TextRequest], until_over: ExitStack
     ) -> Response:
         arrived = perf_counter()
-        body = json_object(await body_of(request, self._max_body), "the body")
+        body = await self._read(request)
         fields = checked(request_type, body)
         self._check_model(fields.model)
         form = new_form(self._name, fields, body)

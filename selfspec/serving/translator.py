@@ -23,9 +23,15 @@ _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given
 Encoded = list[int] | dict[str, Any]
 
 
+def ids_of(encoded: Sequence[int] | Mapping[str, Any]) -> Sequence[int]:
+    """The tokens, with those that stand for images."""
+    ids: Sequence[int]
+    ids = encoded["input_ids"][0].tolist() if isinstance(encoded, Mapping) else encoded
+    return ids
+
+
 def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
-    """How many tokens there are, with those that stand for images."""
-    return len(encoded["input_ids"][0] if isinstance(encoded, Mapping) else encoded)
+    return len(ids_of(encoded))
 
 
 @dataclass(frozen=True)

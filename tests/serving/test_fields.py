@@ -155,6 +155,25 @@ def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFi
         assert "must be variables of the template's own" in error["message"]
 
 
+def test_tokenize_and_detokenize(served: Served) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    told = served.post("/tokenize", {"prompt": PROMPT, "add_special_tokens": False}).json()
+    assert told == {"count": len(ids), "max_model_len": 512, "tokens": ids}
+    assert served.post("/detokenize", {"tokens": ids}).json() == {"prompt": PROMPT}
+    chat = served.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    assert chat == served.tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
+    for path, body in (
+        ("/detokenize", {"tokens": [999]}),
+        ("/detokenize", {"tokens": ["x"]}),
+        ("/tokenize", {"prompt": ""}),
+        ("/tokenize", {"prompt": ["a", "b"]}),
+    ):
+        error = served.post(path, body).json()["error"]
+        assert error["param"] == next(iter(body))
+
+
 def test_version_health_and_a_slash_at_the_end(served: Served) -> None:
     assert served.client.get("/version").json() == {"version": version("selfspec")}
     assert served.client.head("/health").status_code == 200

@@ -91,6 +91,15 @@ def test_texts_are_those_of_generate(client: Any, pair: tuple[Any, Any]) -> None
     assert client.thread.spec.total_stats.num_nodes > client.thread.spec.total_stats.num_steps
 
 
+def test_tokens_of_a_model_that_sees(client: Any, pair: tuple[Any, Any]) -> None:
+    for messages in (asked(), asked(PNG, PNG)):
+        told = client.post("/tokenize", json={"messages": messages})
+        usage = client.post(CHAT, json={"messages": messages, "max_tokens": 1}).json()["usage"]
+        assert (told.status_code, told.json()["count"]) == (200, usage["prompt_tokens"])
+    place = pair[0].config.image_token_index
+    assert told.json()["tokens"].count(place) == 8
+
+
 def test_samples_of_one_image(client: Any) -> None:
     messages = asked(data_url(picture(0)))
     both = text_of(client, messages, n=2, seed=3, temperature=1)
