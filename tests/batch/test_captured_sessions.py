@@ -12,14 +12,13 @@ import torch
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward import slots
 from selfspec.forward.backends import TreeBackend
-from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of
+from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, drawn, ids_of
 from tests.fakes import prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
 from tests.recorder import use_recorders
 from tests.sessions import TextSession, wild
 
 NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2", "qwen3-5", "falcon-h1", "lfm2")
-LENGTHS = (1, 2, 3, 17, 40, 90, 300)
 
 
 @pytest.fixture(autouse=True)
@@ -42,24 +41,6 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(StaticRunner, "ready", watched)
     return seen
-
-
-def drawn(dice: random.Random, longest: int) -> list[Ask]:
-    asks = []
-    for _ in range(dice.randrange(1, 10)):
-        arrives = dice.randrange(12)
-        leaves = arrives + dice.randrange(10) if dice.random() < 0.15 else None
-        asks.append(
-            Ask(
-                length=dice.choice([x for x in LENGTHS if x <= longest]),
-                kind=dice.randrange(len(SETTINGS)),
-                max_new_tokens=dice.choice([1, 2, 5, 9, 14]),
-                arrives=arrives,
-                leaves=leaves,
-                stops_reading=dice.randrange(1, 6) if dice.random() < 0.1 else None,
-            )
-        )
-    return asks
 
 
 def scarce(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
@@ -204,16 +185,3 @@ def test_no_memory_for_fixed_slots_loses_no_row(
     scarce(monkeypatch, at)
     answers = texts(session, given)
     assert {answer.stats.forward for answer in answers.values()} == {forward}
-
-
-def test_rows_within_a_memory_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_recorders(monkeypatch)
-    given = {index: Ask(length, 0, 9, 0, None) for index, length in enumerate([3, 40, 90, 1, 17])}
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=4, max_memory="400kB")
-    for index, ask in given.items():
-        session.submit(index, ids_of(ask), index, {"max_new_tokens": ask.max_new_tokens})
-    while not session.is_empty:
-        for answer in session.step():
-            assert answer.ids == alone("llama", given[answer.index], answer.index)
-            assert answer.stats.forward == "graph"
-        assert session.kv is None or session.kv.nbytes <= 400e3

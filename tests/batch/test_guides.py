@@ -66,11 +66,9 @@ def test_one_schema_is_for_all_and_none_leaves_a_text_free() -> None:
     assert second not in allowed
 
 
-@pytest.mark.parametrize("num_schemas", [2, 4])
-def test_a_list_has_one_for_each_prompt(num_schemas: int) -> None:
-    rule = f"one for each of the 3 prompts \\(got {num_schemas}\\)"
-    with pytest.raises(UnsupportedError, match=rule):
-        texts([{"type": "boolean"}] * num_schemas)
+def test_a_list_has_one_for_each_prompt() -> None:
+    with pytest.raises(UnsupportedError, match=r"one for each of the 3 prompts \(got 2\)"):
+        texts([{"type": "boolean"}] * 2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
 from selfspec.forward.states.slots import States
 from selfspec.forward.tree_kv import TreeKV
+from tests.batch.test_isolation import Broken, Fuse
 from tests.batch.test_session import SETTINGS, FixedPace
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer, with_lora
 from tests.lossless.same import some
@@ -37,20 +38,6 @@ class Asked(NamedTuple):
     settings: dict[str, Any]
     leaves: int | None = None  # After so many steps.
     fails: bool = False  # Does a processor of its own fail after some tokens?
-
-
-class Failing:
-    """Its own processor breaks off one text."""
-
-    is_row_wise = True
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] >= self._length:
-            raise ValueError("this text fails")
-        return scores
 
 
 _known: dict[Any, list[int]] = {}
@@ -100,7 +87,7 @@ class Shared:
         self.asked[index] = asked
         settings = dict(settings)
         if asked.fails:
-            settings["logits_processor"] = [Failing(len(asked.ids) + dice.randrange(4))]
+            settings["logits_processor"] = [Fuse(1 + dice.randrange(4))]
         self.session.submit(index, list(asked.ids), asked.seed, settings)
 
     def run(self, number: int) -> None:
@@ -131,7 +118,7 @@ class Shared:
             if index in self.answers:
                 answer = self.answers[index]
                 if asked.fails and answer.error is not None:
-                    assert str(answer.error) == "this text fails"
+                    assert isinstance(answer.error, Broken)
                     assert answer.ids == expected[: len(answer.ids)]
                 else:
                     assert answer.error is None, (answer.error, answer.error.__cause__)
@@ -290,10 +277,9 @@ def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> No
 
 def test_a_text_that_fails_keeps_nothing() -> None:
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **KEEPS)
-    failing = {"logits_processor": [Failing(len(IDS) + 2)], "max_new_tokens": 6}
-    session.submit(0, list(IDS), 0, failing)
+    session.submit(0, list(IDS), 0, {"logits_processor": [Fuse(3)], "max_new_tokens": 6})
     (answer,) = session.work()
-    assert str(answer.error) == "this text fails"
+    assert isinstance(answer.error, Broken)
     assert session.kept_kv_bytes == 0
 
 
@@ -419,8 +405,7 @@ def test_a_router_that_chooses_fewer_experts_has_other_keys_and_values() -> None
 
 def test_hooks_may_decide_on_what_is_kept() -> None:
     model = new_model()
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(model, tiny_tokenizer(), wild(trust_hooks=True), **options)
+    session = TextSession(model, tiny_tokenizer(), wild(trust_hooks=True), **KEEPS)
     model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 1.1)
     answers = texts(session, [(IDS, 0), (IDS, 1)])
     assert kept_of(answers) == [0, 0]

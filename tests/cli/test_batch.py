@@ -177,7 +177,6 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
         (given, other, "no answer to this INPUT"),
         (given, tmp_path / "mine.jsonl", "mine.errors.jsonl'"),
         (given, old, "another line 1"),
-        (given, Path("/proc/out.jsonl"), "OUTPUT"),
         (write(tmp_path / "empty.jsonl", ""), tmp_path / "o.jsonl", "INPUT"),
     ):
         assert said in fails("batch", chat_folder, asked, answers)
@@ -217,9 +216,7 @@ def test_what_is_no_output_of_ours_stays(fails, tmp_path, chat_folder):
 def test_a_lock_that_can_not_be_made_is_no_other_run(fails, tmp_path, chat_folder):
     """The reason is the system's, also where filelock says that the lock is taken."""
     given, out = write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl"
-    said = fails("batch", chat_folder, given, "/proc/out.jsonl")
-    assert "another run" not in said
-    assert "No such file" in said
+    assert "No such file" in fails("batch", chat_folder, given, "/proc/out.jsonl")
     with FileLock(tmp_path / ".out.jsonl.lock"):
         assert "another run is writing" in fails("batch", chat_folder, given, out)
 

@@ -111,8 +111,6 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
         ("--name", ""),
         ("--api-key", " "),
         ("--max-kv-memory", "much"),
-        ("--max-memory", "lots"),
-        ("--budget", "endless"),
         ("--port", "70000"),
     ],
 )

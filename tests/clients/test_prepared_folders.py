@@ -7,12 +7,9 @@ pipelines.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -20,11 +17,13 @@ import pytest
 
 from selfspec.cli.app import run
 from tests.tiny import make_model, make_tokenizer
+from tests.waiting import free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 TEXT = "the quick brown fox jumps over the lazy dog\nthe quick"
 _CLI = "transformers.cli.transformers"
+_JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -60,35 +59,26 @@ def test_the_server_of_transformers(folders: tuple[Path, Path]) -> None:
 
 
 def answer_of_server(folder: Path) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["serve", str(folder), "--trust-remote-code", "--port", str(port)]
+    words = ["serve", str(folder), "--trust-remote-code", "--port", str(port := free_port())]
+    address = f"http://localhost:{port}"
     with subprocess.Popen([sys.executable, "-m", _CLI, *words]) as server:
         try:
-            wait_for(server, f"http://localhost:{port}/health")
-            messages = [{"role": "user", "content": TEXT}]
-            answer = post(
-                f"http://localhost:{port}/v1/chat/completions",
-                {"model": str(folder), "messages": messages, "max_tokens": 16, "stream": False},
-            )
+            wait_until(lambda: is_open(address) or server.poll() is not None)
+            body = {
+                "model": str(folder),
+                "messages": [{"role": "user", "content": TEXT}],
+                **{"max_tokens": 16, "stream": False},
+            }
+            request = Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), _JSON)
+            with urlopen(request) as response:
+                return str(json.loads(response.read())["choices"][0]["message"]["content"])
         finally:
             server.terminate()
-    return str(answer["choices"][0]["message"]["content"])
 
 
-def wait_for(server: subprocess.Popen[bytes], url: str) -> None:
-    while server.poll() is None:
-        try:
-            urlopen(url).close()
-            return
-        except URLError:
-            time.sleep(0.2)
-    raise AssertionError(f"the server ended with {server.returncode}")
-
-
-def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urlopen(request) as response:
-        answer: dict[str, Any] = json.loads(response.read())
-    return answer
+def is_open(address: str) -> bool:
+    try:
+        urlopen(f"{address}/health").close()
+    except URLError:
+        return False
+    return True

@@ -15,7 +15,16 @@ from selfspec.draft.sources import RowStart
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.draft.tree import TreeGrower
 from selfspec.neural.draft_cursor import FULL_GAIN, DraftCursor, Path, ranked, with_margins
-from selfspec.records import DRAFT_MODEL, DraftTree, Draws, Evidence, Likely, StepRecord, TimeBudget
+from selfspec.records import (
+    DRAFT_MODEL,
+    MAX_BIN,
+    DraftTree,
+    Draws,
+    Evidence,
+    Likely,
+    StepRecord,
+    TimeBudget,
+)
 from tests.strategies import ScriptedCursor, check_tree
 
 

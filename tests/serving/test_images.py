@@ -19,7 +19,6 @@ from PIL import Image
 
 from selfspec.cli.loading import images_of
 from selfspec.cli.options import WriteOptions
-from selfspec.cli.prompt_files import read_line
 from selfspec.cli.writer import load_writer
 from selfspec.serving import images as images_module
 from selfspec.serving import limits
@@ -28,7 +27,6 @@ from selfspec.serving.images import ImageReader
 from selfspec.serving.limits import ByteBudget
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import Chat
-from selfspec.serving.translator import PromptTranslator
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.waiting import wait_until
@@ -211,14 +209,6 @@ def test_a_model_that_reads_no_images() -> None:
     assert raised.value.field == "messages"
     said = "must be left out, since this model reads no images (it has no image processor)"
     assert str(raised.value) == f"image 1 of messages {said}"
-
-
-def test_a_line_of_a_prompt_file(pair: tuple[Any, Any]) -> None:
-    line = read_line(1, json.dumps({"messages": asked(PNG)}).encode())
-    translator = PromptTranslator(pair[1].tokenizer, 999, 512, images=ImageReader(pair[1]))
-    inputs, _ = translator.arguments_for(line.prompt, line.settings)
-    assert isinstance(inputs, dict)
-    assert inputs["pixel_values"].shape == (1, 3, 8, 8)
 
 
 def test_the_command_line_loads_what_reads_images(pair: tuple[Any, Any], tmp_path: Path) -> None:

@@ -88,32 +88,6 @@ def test_the_tape_is_stocks_multinomial_here_too(sizes, order):
     assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=5) is None
 
 
-def draws_a_row_at_a_time(_num_rows: int) -> Draw:
-    return lambda scores, row, step: int(torch.multinomial(scores.softmax(-1), 1))
-
-
-def draws_once_too_often(num_rows: int) -> Draw:
-    """Right ids, but the stream behind them is shifted for whoever draws next."""
-    tape = NoiseTape(num_rows)
-
-    def draw(scores: torch.Tensor, row: int, step: int) -> int:
-        token = tape.draw(scores, row, step)
-        if (row, step) == (num_rows - 1, 7):
-            torch.rand(1)
-        return token
-
-    return draw
-
-
-@pytest.mark.parametrize("wrong", [draws_a_row_at_a_time, draws_once_too_often])
-def test_a_wrong_sampler_is_found_out(wrong):
-    """Both draw from the right distribution, and neither is stock's stream."""
-    table = scores_of(8, 2, 40, seed=1)
-    order = [0, 1, 1, 0] * 4  # in step, one draw a row is the same stream on a CPU
-    assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=4) is None
-    assert first_difference(wrong, order, table, seed=4) is not None
-
-
 def test_forgetting_frees_what_is_behind_all_rows_and_nothing_else():
     table = scores_of(5, 2, 30, seed=6)
     with seeded(8):
