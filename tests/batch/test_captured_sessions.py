@@ -12,7 +12,7 @@ import torch
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward import slots
 from selfspec.forward.backends import TreeBackend
-from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, drawn, ids_of
+from tests.batch.test_session import Ask, FixedPace, Played, alone, drawn, ids_of
 from tests.fakes import prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
 from tests.recorder import use_recorders
@@ -86,8 +86,7 @@ def test_two_thousand_random_sessions(hundred: int, monkeypatch: pytest.MonkeyPa
 
 def texts(session: TextSession, given: dict[int, Ask]) -> dict[int, Any]:
     for index, ask in given.items():
-        options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-        session.submit(index, ids_of(ask), index, options)
+        session.submit(index, ids_of(ask), index, ask.settings)
     found = session.answers()
     for index, ask in given.items():
         assert found[index].ids == alone("llama", ask, index)
@@ -99,7 +98,7 @@ def test_rows_share_graphs_that_stay_when_they_come_and_go(
 ) -> None:
     """The second time nothing is captured, and a long prompt is copied into its place."""
     log, spec, counts = use_recorders(monkeypatch), wild(learning="frozen"), []
-    given = {index: Ask(length, 0, 5, 0, None) for index, length in enumerate([3, 40, 700, 1, 17])}
+    given = {index: Ask(length, 0, 5) for index, length in enumerate([3, 40, 700, 1, 17])}
     for _ in range(2):
         session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
         answers = texts(session, given)
@@ -118,7 +117,7 @@ def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
     other = TextSession(model, tiny_tokenizer(), spec, max_rows=2)
-    (answer,) = texts(other, {0: Ask(3, 0, 5, 0, None)}).values()
+    (answer,) = texts(other, {0: Ask(3, 0, 5)}).values()
     assert answer.stats.eager_reason == both.stats.eager_reason
     assert [answer.stats.forward for answer in session.work()] == ["graph"]
     session.submit(1, [5, 6, 7], 0, {"max_new_tokens": 20})
@@ -164,7 +163,7 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
 
     monkeypatch.setattr(TreeBackend, "lay_out", failing)
     spec = wild(forward="graph")
-    asks = {index: Ask(length, 0, 20, 0, None) for index, length in enumerate([3, 40, 9])}
+    asks = {index: Ask(length, 0, 20) for index, length in enumerate([3, 40, 9])}
     answers = texts(TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=2), asks)
     assert faults == ["graph"]
     assert answers[2].stats.forward == "graph"
@@ -179,7 +178,7 @@ def test_no_memory_for_fixed_slots_loses_no_row(
     monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", 0)
     spec = wild()
     spec.runner(tiny_model()).support()
-    given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}
+    given = {index: Ask(length, 1, 12) for index, length in enumerate([3, 40, 90, 200])}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
     session.open()
     scarce(monkeypatch, at)

@@ -43,7 +43,7 @@ def test_answers_are_those_of_generate():
     assert spec.total_stats.num_calls == len(PROMPTS)
 
 
-@pytest.mark.long  # Continuous batching takes seconds to begin.
+@pytest.mark.slow  # Continuous batching takes half a minute to begin and to end.
 def test_tokens_names_and_order_are_those_of_transformers():
     """Drawn from one token each, so that nothing depends on random numbers."""
     options = {"do_sample": True, "top_k": 1, "num_return_sequences": 3}

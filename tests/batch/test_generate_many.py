@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from peft import PromptTuningConfig, get_peft_model
-from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import (
     AttachError,
@@ -70,14 +69,6 @@ def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     assert spec.total_stats.num_calls == len(LENGTHS)
     assert spec.total_stats.disabled_reason is None
     assert spec.total_stats.num_nodes > spec.total_stats.num_steps
-
-
-@pytest.mark.parametrize("lengths", [[3], [40, 36]])
-def test_lengths_that_a_criterion_names(lengths: list[int]) -> None:
-    """The caller's goes before that of the config, be it longer or shorter than a prompt."""
-    criteria = StoppingCriteriaList(map(MaxLengthCriteria, lengths))
-    options = {"max_new_tokens": 5, "stopping_criteria": criteria, "do_sample": False}
-    assert_as_alone(tiny_model(), prompts(), wild(), **options)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's own
@@ -204,14 +195,9 @@ def test_prompts_that_are_refused_are_answers_too() -> None:
     wrong: list[Any] = [7, messages, ["no", "ids"], {"a": 1}, [-1, 3], [5] * 40, [3, VOCAB]]
     given = [*[[]] * 300, good, *wrong, good]
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": True}
+    limits = {"max_rows": 2, "max_memory": 20_000}
     found = generate_many(
-        tiny_model(),
-        tiny_tokenizer(),
-        given,
-        assistant=wild(),
-        seed=0,
-        max_memory=20_000,
-        **options,
+        tiny_model(), tiny_tokenizer(), given, assistant=wild(), seed=0, **limits, **options
     )
     answers = {answer.index: answer for answer in found}
     assert sorted(answers) == list(range(len(given)))

@@ -22,7 +22,7 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.prompt import Prompt
 from selfspec.row import Row
-from tests.batch.test_session import FixedPace
+from tests.batch.test_session import Broken, FixedPace, Fuse
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, MODES, SAMPLE, run_both, slow
 from tests.recorder import use_recorders
@@ -33,29 +33,6 @@ from tests.sessions import wild as wild_with
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
-
-
-class Broken(Exception):
-    """Raised on purpose."""
-
-
-class Fuse:
-    """Raises at the n-th time, in a text that begins with the token `ILL`, or in any text."""
-
-    is_row_wise = True  # As a processor of one text.
-
-    def __init__(self, at: int, error: type[Exception] = Broken) -> None:
-        self.left = at
-        self._error = error
-
-    def burn(self, *_: Any, **__: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise self._error("on purpose")
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.burn()
-        return scores
 
 
 class OfOne(Fuse):

@@ -28,15 +28,43 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+class Fuse:
+    """Raises at the n-th time; a logits processor of one text."""
+
+    is_row_wise = True
+
+    def __init__(self, at: int, error: type[Exception] = Broken) -> None:
+        self.left = at
+        self._error = error
+
+    def burn(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self._error("on purpose")
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.burn()
+        return scores
+
+
 class Ask(NamedTuple):
     """A prompt, how it is answered, and when its client comes and goes."""
 
     length: int
     kind: int  # of SETTINGS
     max_new_tokens: int
-    arrives: int
-    leaves: int | None
+    arrives: int = 0
+    leaves: int | None = None
     stops_reading: int | None = None  # Behind so many tokens.
+    fails_at: int | None = None  # The token at which a processor of its own breaks.
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**SETTINGS[self.kind], "max_new_tokens": self.max_new_tokens}
 
 
 class FixedPace(ReadingPace):
@@ -50,25 +78,30 @@ class FixedPace(ReadingPace):
         return self.length
 
 
-def ids_of(ask: Ask) -> list[int]:
+def ids_of(ask: Ask) -> tuple[int, ...]:
     dice = torch.Generator().manual_seed(100 * ask.length + ask.kind)
-    return torch.randint(3, VOCAB, (ask.length,), generator=dice).tolist()
+    return tuple(torch.randint(3, VOCAB, (ask.length,), generator=dice).tolist())
 
 
 @cache
+def stock(name: str, ids: tuple[int, ...], kind: int, number: int, seed: int) -> list[int]:
+    """The new tokens of stock's own call, so many at most."""
+    options = {**SETTINGS[kind], "max_new_tokens": number, "tokenizer": tiny_tokenizer()}
+    return alone_with(tiny_model(name), ids, seed, **options)
+
+
 def alone(name: str, ask: Ask, seed: int) -> list[int]:
-    options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-    return alone_with(tiny_model(name), ids_of(ask), seed, tokenizer=tiny_tokenizer(), **options)
+    return stock(name, ids_of(ask), ask.kind, ask.max_new_tokens, seed)
 
 
 class Played:
     """Lets clients come and go while a session steps."""
 
     def __init__(self, asks: Sequence[Ask], *, name: str = "llama", **options: Any) -> None:
-        self.asks = asks
+        self.asks, self.name = asks, name
+        self.given: dict[int, tuple[int, ...]] = {}  # The prompts that have come.
         self.heard: dict[int, list[int]] = {index: [] for index in range(len(asks))}
         self.answers: dict[int, Any] = {}
-        self.name = name
         self.session = TextSession(
             tiny_model(name), tiny_tokenizer(), on_token=self.on_token, **options
         )
@@ -79,28 +112,44 @@ class Played:
         most = self.asks[index].stops_reading
         return most is None or len(self.heard[index]) < most
 
+    def ids(self, ask: Ask) -> tuple[int, ...]:
+        return ids_of(ask)
+
+    def look(self) -> None:
+        """Called after each step."""
+
+    def submit(self, index: int, ask: Ask) -> None:
+        self.given[index], settings = self.ids(ask), ask.settings
+        if ask.fails_at is not None:
+            settings["logits_processor"] = [Fuse(ask.fails_at)]
+        self.session.submit(index, self.given[index], index, settings)
+
     def run(self) -> None:
-        for step in range(400):
+        for step in range(600):
             for index, ask in enumerate(self.asks):
                 if ask.arrives == step:
-                    options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-                    self.session.submit(index, ids_of(ask), index, dict(options))
+                    self.submit(index, ask)
                 if ask.leaves == step:
                     self.session.cancel(index)
             self.answers |= {answer.index: answer for answer in self.session.step()}
+            self.look()
             if self.session.is_empty and all(ask.arrives <= step for ask in self.asks):
                 return
         raise AssertionError("the session came to no end")
 
     def check(self) -> None:
         for index, ask in enumerate(self.asks):
-            kind = ask._replace(arrives=0, leaves=None, stops_reading=None)
-            expected = alone(self.name, kind, index)
-            if index in self.answers:
-                assert self.answers[index].ids == self.heard[index] == expected
-            else:
+            expected = stock(self.name, self.given[index], ask.kind, ask.max_new_tokens, index)
+            answer, heard = self.answers.get(index), self.heard[index]
+            assert heard == expected[: len(heard)]
+            if answer is None:
                 assert ask.leaves is not None or ask.stops_reading is not None
-                assert self.heard[index] == expected[: len(self.heard[index])]
+            elif answer.error is not None:
+                assert ask.fails_at is not None
+                assert isinstance(answer.error, Broken), answer.error
+                assert answer.ids == expected[: len(answer.ids)]
+            else:
+                assert answer.ids == heard == expected
 
 
 def drawn(dice: random.Random, longest: int) -> list[Ask]:
@@ -140,7 +189,7 @@ def test_texts_are_those_of_each_prompt_alone(seed: int) -> None:
 )
 def test_prompts_in_parts_by_every_kind_of_model(name: str) -> None:
     """Also by those that are decoded alone, between rows of which none may be there."""
-    asks = [Ask(40, 0, 8, 0, None), Ask(33, 1, 8, 1, None), Ask(17, 2, 8, 2, 6)]
+    asks = [Ask(40, 0, 8), Ask(33, 1, 8, arrives=1), Ask(17, 2, 8, arrives=2, leaves=6)]
     played = Played(asks, name=name, spec=wild(), max_rows=3, pace=FixedPace(9))
     played.run()
     played.check()
@@ -149,7 +198,7 @@ def test_prompts_in_parts_by_every_kind_of_model(name: str) -> None:
 
 
 def test_a_long_prompt_holds_up_nobody() -> None:
-    asks = [Ask(3, 0, 12, 0, None), Ask(40, 0, 1, 1, None)]
+    asks = [Ask(3, 0, 12), Ask(40, 0, 1, arrives=1)]
     played = Played(asks, spec=wild(), pace=FixedPace(4))
     grown = []
     step = played.session.step

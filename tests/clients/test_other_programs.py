@@ -47,14 +47,6 @@ def drafted(program: Callable[[Given], Any]) -> SelfSpec:
     return spec
 
 
-def test_pipeline(model: Any, tokenizer: Any) -> None:
-    def program(given: Given) -> Any:
-        pipe = pipeline("text-generation", model=given(model), tokenizer=tokenizer)
-        return pipe(PROMPT, max_new_tokens=16)
-
-    drafted(program)
-
-
 def test_lm_eval(model: Any, tokenizer: Any) -> None:
     instance = pytest.importorskip("lm_eval.api.instance")
     huggingface = pytest.importorskip("lm_eval.models.huggingface")

@@ -27,7 +27,6 @@ from selfspec.compat import (
     checkpoints,
     generation,
     grammars,
-    heads,
     kernels,
     modules,
     states,
@@ -37,7 +36,6 @@ from selfspec.compat import (
 from selfspec.compat.authors import is_of_library
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
-from tests.heads import heads_of, model_with_heads, needs_heads
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
@@ -319,20 +317,6 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_grammar_names_the_tokens_that_must_come(kind):
-    held, ids = processors(kind), TOKENIZER.encode(TEXT)
-    held(torch.tensor([[5]]), torch.zeros(1, len(TOKENIZER)))
-    (grammar,) = grammars.grammars_of(held, 1)
-    num_forced = 0
-    for index, token in enumerate(ids):
-        if len(forced := grammar.forced()) > 1:
-            assert ids[index : index + len(forced) - 1] == list(forced[:-1])
-            num_forced += 1
-        assert grammar.accept(token)
-    assert num_forced > 3
-
-
 def test_other_processors_hold_no_grammar():
     assert grammars.grammars_of([object(), LogitsProcessorList()], 2) == [None, None]
 
@@ -477,22 +461,6 @@ def test_the_state_of_a_module(change):
 # --- kernels
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_what_torch_transforms_is_told_apart():
-    def says(x: torch.Tensor) -> torch.Tensor:
-        assert kernels.is_transforming()
-        return x.sum()
-
-    def is_traced(x: torch.Tensor) -> torch.Tensor:
-        assert kernels.is_traced()
-        return says(x)
-
-    torch.func.grad(says)(torch.ones(3))
-    torch.jit.trace(is_traced, torch.ones(3), check_trace=False)
-    assert not kernels.is_transforming()
-    assert not kernels.is_traced()
-
-
 def test_memory_that_runs_out_on_a_cpu_is_known():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 58)
@@ -546,30 +514,3 @@ def test_the_variables_of_chat_templates():
     assert templates.template_variables(Owner) == {"a"}
     Owner.chat_template = None
     assert not templates.template_variables(Owner)
-
-
-# --- heads
-
-
-@needs_heads
-def test_heads_of_a_config_without_files_can_not_be_loaded():
-    assert heads.num_heads(tiny_model()) == 0
-    model = model_with_heads(number=2)
-    assert heads.num_heads(model) == 2
-    with pytest.raises((AttributeError, OSError, RuntimeError, TypeError, ValueError)):
-        heads.load_heads(model)
-
-
-@needs_heads
-def test_heads_read_a_text_in_parts_whose_guesses_are_taken_back():
-    """The second head reads what the first one guesses at the end, which then has to go."""
-    found = heads_of(model_with_heads(number=2)).eval()
-    ids, states = torch.arange(1, 10)[None], torch.randn(1, 9, found.config.hidden_size)
-    places, whole, kv = ids + 3, heads.new_kv_of_heads(found), heads.new_kv_of_heads(found)
-    with torch.no_grad():
-        expected = heads.read_by_heads(found, ids, states, places, whole)
-        heads.read_by_heads(found, ids[:, :5], states[:, :5], places[:, :5], kv)
-        kv.crop(-1)
-        parts = heads.read_by_heads(found, ids[:, 4:], states[:, 4:], places[:, 4:], kv)
-    assert expected.shape == (2, found.config.vocab_size)
-    torch.testing.assert_close(parts, expected, rtol=1e-3, atol=1e-4)

@@ -13,12 +13,14 @@ from transformers import AutoTokenizer
 
 from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
 from eval.benches.stdlib import Edit
+from eval.functions import counted
 from eval.hetero_units import attention
 from eval.hetero_units.model import widths_table
 from eval.jobs.one_call import Result as Called
 from eval.jobs.streamed import Job, Result
 from eval.models import hybrid
 from eval.report.statistics import STAGES
+from tests.fakes import new_model
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
@@ -313,3 +315,10 @@ def test_nodes(figures):
     for figure in models.values():
         assert figure["ms"].keys() == figure["costs"].keys() == {"1", "4"}
         assert figure["costs"]["1"] == 1
+
+
+def test_functions_are_counted_to_the_first_token_and_in_a_step():
+    first, step, steps = counted(new_model(), 32)
+    assert 100 < first["functions"] < 250
+    assert 100 < step["functions"] <= steps["functions"] < 300
+    assert max(row["deep"] for row in (first, step, steps)) < 20

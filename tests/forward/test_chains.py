@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from selfspec import UnsupportedError
 from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
@@ -17,7 +18,6 @@ from selfspec.compat.states import columns_of, state_functions, states_by_place
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states import slots
-from selfspec.forward.states.rules import decay
 from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -189,24 +189,24 @@ def test_chains_that_limit_what_steps_do_not_are_found_out() -> None:
     assert reason == "a forward over several tokens bounds its time steps, and plain steps do not"
 
 
-@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(("write", "is_after"), [("decay", False), ("decay", True), ("add", True)])
 @pytest.mark.parametrize("name", ANY)
 def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(
-    name: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, write: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes before or after a first state was written; the rest is done in the end."""
-    chain, errors = Chain(name), [KeyboardInterrupt]
+    """It comes before or after a first state was written; the rest is done in the end, once."""
+    chain, errors, stock = Chain(name), [KeyboardInterrupt], getattr(slots, write)
     chain.step(1, 2)
 
     def stumbling(*args: Any) -> None:
         if errors and not is_after:
             raise errors.pop()
-        decay(*args)
+        stock(*args)
         if errors:
             raise errors.pop()
 
     with monkeypatch.context() as patch:
-        patch.setattr(slots, "decay", stumbling)
+        patch.setattr(slots, write, stumbling)
         with pytest.raises(KeyboardInterrupt):
             chain.step(1, 2)
     chain.backend.release()
@@ -231,6 +231,16 @@ def test_an_interrupt_while_states_are_taken_over_leaves_them_to_the_caller(
         again.admit(chain.prompt)
     again.release()
     assert_same_cache(chain.cache, chain.plain_cache())
+
+
+def test_a_forward_that_tells_nothing_of_a_state_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one would whose layers are run by code of their own."""
+    chain = Chain("bamba")
+    monkeypatch.setattr(slots.States, "record", lambda *_: None)
+    with pytest.raises(UnsupportedError, match="by code of its own"):
+        chain.step(1, 1)
 
 
 def test_states_that_code_of_its_own_moves_on_get_no_chain() -> None:

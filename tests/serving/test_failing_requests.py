@@ -8,13 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-
-pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
-
 from openai import OpenAI
 
 from selfspec.serving.translator import PromptTranslator
-from tests.batch.test_isolation import Fuse
+from tests.batch.test_session import Fuse
 from tests.processors import data_url, picture
 from tests.serving.conftest import NAME, seeing_client
 from tests.serving.test_images import asked, text_alone

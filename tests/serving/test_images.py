@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
-
 from PIL import Image
 
 from selfspec.cli.loading import images_of

@@ -103,7 +103,7 @@ OPTIONS = {
 
 
 @pytest.mark.long
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     options=st.fixed_dictionaries({"seed": st.integers(0, 99)}, optional=OPTIONS),
     text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),

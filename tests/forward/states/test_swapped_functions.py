@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from typing import Any
@@ -11,17 +10,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, UnsupportedError
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from selfspec.compat.states import state_functions, states_by_place
-from selfspec.forward.layers import StateLayer
 from selfspec.forward.states import slots
-from selfspec.forward.states.rules import Ancestry, StateUpdate
+from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.slots import States
 from selfspec.forward.states.swapped_functions import branching
 from selfspec.forward.tree_kv import TreeKV
-from tests.fakes import new_model, prompt, tiny_model
-from tests.lossless.same import GREEDY, NUM_COLUMNS, in_threads, run, run_both
+from tests.fakes import prompt, tiny_model
+from tests.lossless.same import GREEDY, NUM_COLUMNS, in_threads, run
 from tests.lossless.test_same_predictions import ALONE
 
 TREE = Ancestry(torch.zeros(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.long))
@@ -83,59 +81,6 @@ def test_a_forward_that_fails_leaves_the_functions() -> None:
     assert names_of(model) == stock
 
 
-class Step:
-    """States of two layers, in a forward that halves them and adds 1, and of their convolutions."""
-
-    def __init__(self) -> None:
-        types = ["linear_attention", "linear_attention", "full_attention"]
-        model = new_model("qwen3-5", layer_types=types, num_hidden_layers=len(types))
-        self.states, (_, self.kv) = States(), read(model)
-        self.states.layers = {index: StateLayer(self.states, index) for index in range(2)}
-        self.states.add(self.kv.layers, 0, 1)
-        self.states.show(slice(0, 1))
-        held = states_by_place(self.kv.layers).items()
-        self.before = {place: state.clone() for place, state in held if state.dim() == 4}
-        self.states.begin(TREE)
-        for place, state in held:
-            if place in self.before:
-                heads, keys, values = state.shape[1:]
-                parts = ((keys, 1.0), (values, 1.0), (1, -math.log(2)))
-                update = StateUpdate(*(torch.full((1, heads, 1, n), each) for n, each in parts))
-                self.states.record(place, update)
-            else:
-                self.states.columns(place, torch.zeros(1, state.shape[1], 1))
-
-    def assert_moved(self) -> None:
-        self.states.give_back(self.kv.layers, slice(0, 1))
-        after = states_by_place(self.kv.layers)
-        assert len(self.before) == 2
-        assert all(
-            torch.allclose(after[place], state / 2 + 1) for place, state in self.before.items()
-        )
-
-
-@pytest.mark.parametrize("at", ["decay", "add"])
-def test_an_interrupt_while_states_move_on_moves_none_twice(
-    at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes right after a write to a state; the next call does the others."""
-    write, errors = getattr(slots, at), [KeyboardInterrupt]
-
-    def stumbling(*args: Any) -> None:
-        write(*args)
-        if errors:
-            raise errors.pop()
-
-    monkeypatch.setattr(slots, at, stumbling)
-    step = Step()
-    moves = step.states.moves(0, [[0]])
-    with pytest.raises(KeyboardInterrupt):
-        slots.apply_writes(moves)
-    slots.apply_writes(moves)
-    slots.apply_writes(moves)
-    step.assert_moved()
-
-
 def interrupting(at: int) -> Any:
     """A trace function that raises before the line with this number of a commit."""
     lines = iter(range(1, at + 1))
@@ -171,16 +116,6 @@ def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(at: int) -
     assert torch.equal(run(model, rest, max_new_tokens=number, **GREEDY).ids, stock)
 
 
-def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
-    """As one would whose layers are run by code of their own."""
-    step = Step()
-    branches = step.states.branches
-    assert branches is not None
-    del branches.updates[next(iter(step.before))]
-    with pytest.raises(UnsupportedError, match="by code of its own"):
-        step.states.moves(0, [[0]])
-
-
 @pytest.mark.parametrize("name", ["qwen3-5", "falcon-h1"])
 def test_states_are_exact_under_autocast(name: str) -> None:
     """As in plain steps, whose states autocast leaves alone."""
@@ -189,18 +124,6 @@ def test_states_are_exact_under_autocast(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         run(model, prompt(), custom_generate=spec, prediction=[5, 6, 7, 8] * 6, **GREEDY)
     assert spec.stats.mode == "tree", spec.stats.disabled_reason
-
-
-def test_a_draft_of_nan_leaves_the_states() -> None:
-    """The walk ends before it, and the next step begins where the text is."""
-    model = new_model("qwen3-5")
-    inputs, ids = prompt(), run(model, prompt(), **GREEDY).ids
-    absent = next(n for n in range(1, 90) if n not in ids)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[absent] = torch.nan
-    wrong = [absent if at % 3 else token for at, token in enumerate(ids[0, NUM_COLUMNS:].tolist())]
-    told = {"told": lambda _: {"prediction": wrong}, "drafts": False}
-    run_both(model, inputs, SelfSpec(**ALONE), **told, **GREEDY)
 
 
 def test_threads_share_a_model() -> None:
