@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from selfspec.building import build_cache
-from selfspec.cache import CacheContents
 from tests.conftest import TEMPLATE
 from tests.tiny import LINES, make_model, make_tokenizer
 
@@ -40,8 +37,3 @@ def folder(tmp_path, texts) -> Path:
     for index, text in enumerate(texts):
         (path / f"{index}.txt").write_text(text)
     return path
-
-
-@pytest.fixture
-def build(tokenizer, model) -> Callable[..., CacheContents]:
-    return lambda data, **how: build_cache(str(data), tokenizer, lambda: model, **how)

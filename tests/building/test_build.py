@@ -17,8 +17,8 @@ from selfspec.learning import top_k_of
 NO_MODEL = None  # Whoever calls it fails.
 
 
-def test_a_cache_of_texts_and_of_what_the_model_says(tmp_path, build, folder, texts, tokenizer):
-    contents = build(folder)
+def test_a_cache_of_texts_and_of_what_the_model_says(tmp_path, folder, texts, tokenizer, model):
+    contents = build_cache(str(folder), tokenizer, lambda: model)
     ids = [tokenizer(text)["input_ids"] for text in texts]
     assert contents.answers.tolist() == [token for text in ids for token in (*text, -1)]
     assert set(contents.tables) == {"lut", "lut2"}
@@ -27,12 +27,6 @@ def test_a_cache_of_texts_and_of_what_the_model_says(tmp_path, build, folder, te
     assert (about["documents"], about["tokens"], about["tokens_read"]) == (9, tokens, tokens)
     assert (about["data"], about["left_out"]) == ("texts", 0)
     assert str(tmp_path) not in json.dumps(about)
-
-
-def test_texts_need_no_model(folder, tokenizer):
-    contents = build_cache(str(folder), tokenizer, NO_MODEL, num_tokens=0)
-    assert contents.tables == {}
-    assert "model" not in contents.about
 
 
 def test_the_luts_hold_what_the_model_says(model, monkeypatch):
@@ -56,7 +50,7 @@ def test_the_luts_hold_what_the_model_says(model, monkeypatch):
         assert np.allclose(ours["probabilities"], theirs["probabilities"], atol=2e-3)
 
 
-def test_data_with_nothing_in_it(tmp_path, build, tokenizer):
+def test_data_with_nothing_in_it(tmp_path, tokenizer):
     path = tmp_path / "empty.txt"
     path.write_text("")
     with pytest.raises(BuildError, match="--data must hold a document with text in it"):

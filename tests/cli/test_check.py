@@ -23,9 +23,8 @@ BRIEFLY = ("--seconds", "1")
 
 
 @pytest.fixture(autouse=True)
-def quickly(tmp_path, monkeypatch):
+def quickly(monkeypatch):
     """Short answers, on a machine that does nothing else, as far as we are told."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(check, "_LEAST_TOKENS", 24)
     monkeypatch.setattr(comparison, "_MOST_ROUNDS", 2)
     monkeypatch.setattr(comparison, "processor_share", lambda: 1.0)

@@ -10,14 +10,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
 
 from selfspec.cli.app import run
 from tests.tiny import make_model, make_tokenizer
-from tests.waiting import free_port, wait_until
+from tests.waiting import free_port, is_open, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -59,26 +58,18 @@ def test_the_server_of_transformers(folders: tuple[Path, Path]) -> None:
 
 
 def answer_of_server(folder: Path) -> str:
-    words = ["serve", str(folder), "--trust-remote-code", "--port", str(port := free_port())]
-    address = f"http://localhost:{port}"
+    port = free_port()
+    words = ["serve", str(folder), "--trust-remote-code", "--port", str(port)]
     with subprocess.Popen([sys.executable, "-m", _CLI, *words]) as server:
         try:
-            wait_until(lambda: is_open(address) or server.poll() is not None)
+            wait_until(lambda: is_open(port) or server.poll() is not None)
             body = {
                 "model": str(folder),
                 "messages": [{"role": "user", "content": TEXT}],
                 **{"max_tokens": 16, "stream": False},
             }
-            request = Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), _JSON)
-            with urlopen(request) as response:
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            with urlopen(Request(url, json.dumps(body).encode(), _JSON)) as response:
                 return str(json.loads(response.read())["choices"][0]["message"]["content"])
         finally:
             server.terminate()
-
-
-def is_open(address: str) -> bool:
-    try:
-        urlopen(f"{address}/health").close()
-    except URLError:
-        return False
-    return True

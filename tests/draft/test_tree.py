@@ -52,7 +52,7 @@ def oracle_of(
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.lists(st.builds(ScriptedCursor, tables(), follows=st.booleans()), max_size=3),
     configs,

@@ -85,12 +85,6 @@ def test_bench_server(figures, asked):
     assert 0 < found["first_s"] <= found["answer_s"]
 
 
-@pytest.mark.parametrize("command", ["bench_server", "bench_kept"])
-def test_servers_are_asked_by_chats(told, plain_folder, questions, command):
-    status, _, error = told(command, "--model", plain_folder, "--questions", str(questions))
-    assert (status, "must have a chat template" in error) == (2, True)
-
-
 @pytest.fixture(scope="module")
 def deep_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("deep")

@@ -39,13 +39,6 @@ def test_a_cache_brings_the_same_rows():
     assert again.next_tokens((9,)) == []
 
 
-def test_equation_2_exempts_the_first_level_from_the_threshold():
-    tree = DynamicTree(delta=0.5, alpha=0.1, tau=0.2)
-    assert tree.score(0.9, 1, 2) == pytest.approx(0.009)
-    assert tree.score(0.9, 2, 0) == pytest.approx(0.45)
-    assert tree.score(0.9, 2, 1) is None
-
-
 @pytest.mark.parametrize("knobs", [{"delta": 0}, {"alpha": 1.1}, {"tau": 1}, {"interval": 0}])
 def test_numbers_are_checked(knobs):
     with pytest.raises(ConfigError, match=next(iter(knobs))):

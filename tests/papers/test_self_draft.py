@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
@@ -158,7 +158,6 @@ def test_a_draft_is_followed_to_its_end():
     assert cursor.follow(root, 4) is None
 
 
-@settings(deadline=None)
 @given(
     st.lists(texts(max_size=20, alphabet=5), max_size=4),
     texts(max_size=6, alphabet=6),

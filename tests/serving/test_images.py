@@ -6,8 +6,8 @@ import base64
 import gc
 import io
 import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +71,13 @@ def test_texts_are_those_of_generate(client: Any, pair: tuple[Any, Any]) -> None
     shown = [[picture(0)], [picture(1)], [], [picture(1), picture(0)], [picture(0)]]
     expected = [text_alone(pair, *each) for each in shown]
     assert len(set(expected)) == 4
-    found: dict[int, str] = {}
 
-    def ask(number: int) -> None:
-        messages = asked(*map(data_url, shown[number]))
-        (found[number],) = text_of(client, messages, temperature=0)
+    def ask(pictures: list[Any]) -> Any:
+        return text_of(client, asked(*map(data_url, pictures)), temperature=0)[0]
 
     for _ in range(2):
-        threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(shown))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [found[number] for number in range(len(shown))] == expected
+        with ThreadPoolExecutor(len(shown)) as clients:
+            assert list(clients.map(ask, shown)) == expected
     assert client.thread.spec.total_stats.disabled_reason is None
     assert client.thread.spec.total_stats.num_nodes > client.thread.spec.total_stats.num_steps
 

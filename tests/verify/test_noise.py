@@ -70,7 +70,7 @@ def orders(draw: st.DrawFn, num_rows: int, num_steps: int) -> list[int]:
     return draw(st.permutations([row for row in range(num_rows) for _ in range(num_steps)]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 4), st.integers(1, 6), st.integers(2, 300), st.integers(0, 99))
 def test_the_tape_is_stocks_multinomial(data, num_rows, num_steps, vocab_size, seed):
     table = scores_of(num_steps, num_rows, vocab_size, seed)

@@ -18,7 +18,7 @@ from selfspec.weights import packing as module
 from tests.fakes import fake_trials, new_model, packs_here, prompt
 from tests.weights.test_formats import needs
 
-needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 X = torch.ones(3, 16)
 
@@ -38,7 +38,6 @@ def num_packed(model: nn.Module) -> int:
     return sum(type(weight) is PackedWeight for weight in model.parameters())
 
 
-@needs_packs
 def test_weights_train_though_packed_and_an_optimizer_that_had_them_goes_on(model):
     other = copy.deepcopy(model)
     optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, other)]
@@ -54,7 +53,6 @@ def test_weights_train_though_packed_and_an_optimizer_that_had_them_goes_on(mode
         assert torch.equal(ours + 0, theirs)
 
 
-@needs_packs
 def test_a_head_that_shares_its_weight_with_the_embedding_is_packed_and_both_get_it_back():
     model = new_model(tie_word_embeddings=True)
     weight = model.get_input_embeddings().weight
@@ -74,7 +72,6 @@ def test_a_head_that_shares_its_weight_with_the_embedding_is_packed_and_both_get
     assert weight.grad is not None
 
 
-@needs_packs
 def test_weights_that_share_memory_are_left_alone(model):
     whole = torch.randn(24 * 16 * 2)
     model[0].weight.data = whole[: 24 * 16].view(24, 16)
@@ -123,7 +120,6 @@ def test_what_torch_cannot_pack_is_left_alone_with_a_reason(name):
     assert not isinstance(layer.weight, PackedWeight)
 
 
-@needs_packs
 def test_a_weight_that_no_format_can_hold_is_left_alone(monkeypatch):
     """As one with a NaN, of which there is no float16 copy."""
     needs(formats.pack_float16, torch.bfloat16)
@@ -136,7 +132,6 @@ def test_a_weight_that_no_format_can_hold_is_left_alone(monkeypatch):
     assert "don't come back" in str(pack(nn.Sequential(model[0])))
 
 
-@needs_packs
 def test_it_must_pay_and_what_looks_slow_beside_another_program_is_timed_again(monkeypatch):
     for shares, packs in (((1.0, 0.5), True), ((1.0,), False)):
         fake_trials(monkeypatch, *shares)
@@ -145,7 +140,6 @@ def test_it_must_pay_and_what_looks_slow_beside_another_program_is_timed_again(m
         assert packs or "does not pay on this machine" in str(reason)
 
 
-@needs_packs
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
     reordered, expected = formats.reordered, model(X)
 
@@ -166,7 +160,6 @@ def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch)
         torch.testing.assert_close(model(X), expected, rtol=1e-5, atol=1e-5)
 
 
-@needs_packs
 def test_attach_packs_and_detach_gives_back(caplog):
     model = new_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}

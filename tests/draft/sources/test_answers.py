@@ -123,7 +123,7 @@ class TextsMachine(RuleBasedStateMachine):
 
 
 TestTexts = TextsMachine.TestCase
-TestTexts.settings = settings(max_examples=60, stateful_step_count=14, deadline=None)
+TestTexts.settings = settings(max_examples=60, stateful_step_count=14)
 
 
 def test_the_same_question_again_is_answered_whole():

@@ -81,10 +81,9 @@ class ContextMachine(RuleBasedStateMachine):
 
 
 TestContext = ContextMachine.TestCase
-TestContext.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+TestContext.settings = settings(max_examples=40, stateful_step_count=12)
 
 
-@settings(deadline=None)
 @given(texts(max_size=24))
 def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
     """As a full search in the drafted text would find them, but for its own new tokens."""

@@ -58,29 +58,6 @@ def test_stock_forwards_are_as_before_inside(name: str) -> None:
         assert all(torch.equal(ours[at], s) for at, s in states_by_place(kv.layers).items())
 
 
-def test_what_other_code_puts_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("lfm2")
-    module, name = state_functions(model.modules())[0]
-
-    def theirs(*args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    with branching(States(), TREE, state_functions(model.modules())):
-        monkeypatch.setattr(module, name, theirs)
-    assert getattr(module, name) is theirs
-
-
-def test_a_forward_that_fails_leaves_the_functions() -> None:
-    model = tiny_model("qwen3-5")
-    stock = names_of(model)
-    with (
-        pytest.raises(ZeroDivisionError),
-        branching(States(), TREE, state_functions(model.modules())),
-    ):
-        raise ZeroDivisionError
-    assert names_of(model) == stock
-
-
 def interrupting(at: int) -> Any:
     """A trace function that raises before the line with this number of a commit."""
     lines = iter(range(1, at + 1))
