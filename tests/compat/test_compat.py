@@ -14,7 +14,6 @@ from transformers import (
     Cache,
     DynamicCache,
     DynamicLayer,
-    EncoderDecoderCache,
     LogitsProcessorList,
 )
 from transformers.cache_utils import (
@@ -37,26 +36,6 @@ from selfspec.compat.authors import is_of_library
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 
-PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
-
-HERE = Path(__file__)
-
-
-# --- encoder-decoders
-
-
-def test_an_encoder_decoder_has_an_encoder_and_a_kv_of_two_parts():
-    model = new_model("bart")
-    assert modules.encoder_of(model) is model.model.encoder
-    assert modules.encoder_of(tiny_model()) is None
-
-    kv, mask, other = DynamicCache(), torch.ones(1, 3), torch.ones(1, 5)
-    both = EncoderDecoderCache(kv, DynamicCache())
-    assert generation.kv_of_decoder(both) is generation.kv_of_decoder(kv) is kv
-    masks = {"attention_mask": other, "decoder_attention_mask": mask}
-    assert generation.mask_of_text({**masks, **{generation.KV: both}}) is mask
-    assert generation.mask_of_text({**masks, **{generation.KV: kv}}) is other
-
 
 def test_a_model_may_have_no_embeddings_that_transformers_finds():
     model = tiny_model()
@@ -73,7 +52,7 @@ def test_a_model_may_have_no_embeddings_that_transformers_finds():
 
 
 def test_pyproject_allows_what_was_tried():
-    text = (HERE.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     first, last = re.search(r'"transformers>=([\d.]+),<([\d.]+)"', text).groups()
     assert first == ".".join(map(str, versions.OLDEST))
     assert last == ".".join(map(str, versions.UNTRIED))
@@ -413,7 +392,7 @@ def test_accelerates_hooks_are_seen():
     assert [type(each) for each in modules.accelerate_hooks(layer)] == [AlignDevicesHook] * 2
 
 
-@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 def test_adapters_are_seen():
     model = new_model()
     wrapper = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))

@@ -12,7 +12,6 @@ import pytest
 from selfspec.serving import limits
 from selfspec.serving.fields import RequestError
 from selfspec.serving.limits import ByteBudget
-from selfspec.serving.settings import Settings
 from selfspec.serving.translator import PromptTranslator
 from tests.serving.conftest import COMPLETION
 from tests.serving.test_listening import Address, listening
@@ -97,17 +96,6 @@ def test_who_has_left_is_dropped_before_work_begins(
     go_on.set()
     assert answered(address) == 200
     assert prepared[1:] == ["def"]
-
-
-def test_a_text_that_is_obviously_too_long_is_not_tokenized(chat_folder: str) -> None:
-    class Never:
-        def __call__(self, _text: str) -> Any:
-            raise AssertionError("it was tokenized")
-
-    translator = PromptTranslator(Never(), 320, 512)
-    for prompt in ("x" * 8193, [{"role": "user", "content": "é" * 8193}]):
-        with pytest.raises(RequestError, match="the model's 512 positions"):
-            translator.encoded(prompt, Settings())
 
 
 def test_a_request_alone_may_have_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,11 +309,6 @@ def test_without_a_tag_json_after_the_beginning_is_text(
     assert asked(text) == (text, [], "stop")
 
 
-@pytest.mark.parametrize("family", ["llama3"], indirect=True)
-def test_json_after_a_special_token_is_a_call(family: str, asked: Any) -> None:
-    assert asked(f"Sure.<|python_tag|>{written(family, ROME)}") == ("Sure.", [ROME], "tool_calls")
-
-
 def test_texts_are_those_of_generate_with_the_same_processors(
     family: str, steered: Steered
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.verify import noise
-from selfspec.verify.shortlist import Shortlist, Warpers, shortlist
+from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
 
 UNEVEN = [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1]  # Which of two rows moves next.
@@ -193,23 +193,6 @@ def test_what_stock_refuses_is_refused_in_its_words(bad):
     with pytest.raises(RuntimeError) as ours:
         NoiseTape(1).draw(scores, 0, 0)
     assert str(ours.value) == str(stock.value)
-
-
-def test_a_shortlist_is_drawn_from_as_all_of_it_is():
-    """However the noise is made; a pair that is too near is left to who knows all scores."""
-    few = Shortlist([3, 1, 7], [1.0, 0.9, 0.2])
-    scores = torch.full((9,), -torch.inf)
-    scores[few.tokens] = torch.tensor(few.weights).log()
-    for seed in range(40):
-        with seeded(seed):
-            expected = int(torch.multinomial(scores.softmax(-1), 1))
-        with seeded(seed):
-            assert NoiseTape(1).draw_from(few, scores, 0, 0) == expected
-        with seeded(seed):
-            drawn = noise._Exponentials(
-                noise.Drawn(lambda _: torch.empty(1, 9).exponential_(), None)
-            )
-            assert noise.pick_from(few, drawn, 0) == expected
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.1, 1.0, 5.0])
