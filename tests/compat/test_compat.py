@@ -332,24 +332,6 @@ def test_writes_are_counted():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
-def test_a_bare_twin_shares_tensors_and_has_no_hook():
-    model, calls = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), []
-    model[0].register_forward_hook(lambda *_: calls.append(1))
-    model[1].register_forward_pre_hook(lambda *_: calls.append(1))
-    model[2].forward = lambda x: x * torch.nan
-    model.compile(backend="eager")
-    other = nn.Identity()
-    twin = modules.bare_twin(model, {model[1]: other})
-    assert twin[0].weight is model[0].weight
-    assert twin[1] is other
-    assert not modules.is_compiled(twin)
-    assert torch.isfinite(twin(torch.ones(1, 2))).all()
-    assert not calls
-    assert not twin.training
-    assert model.training
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_compiled_code_is_seen_and_can_be_left_out():
     model = nn.Sequential(nn.Linear(2, 2))
     assert not modules.is_compiled(model)

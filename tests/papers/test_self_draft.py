@@ -15,6 +15,7 @@ from selfspec.errors import ConfigError
 from selfspec.papers import self_draft
 from selfspec.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
+from tests.draft.sources.test_answers import committed
 from tests.oracles import next_in_corpus
 from tests.strategies import ScriptedCursor, check_tree, probability_of, texts
 
@@ -129,19 +130,15 @@ def test_numbers_are_checked(name):
         Branches(**{name: 0})
 
 
-def committed(token: int) -> StepRecord:
-    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[token])
-
-
 def test_it_holds_the_freshest(monkeypatch) -> None:
     monkeypatch.setattr(self_draft, "_MAX_DRAFTS", 2)
     cursor = ContextCache().open(RowStart(prompt_ids=[1]))
     for gram in [(1, 5), (1, 6, 7), (2, 5), (1, 5), (1, 8)]:
         cursor.keep(gram)
     assert cursor.root() == [(8,), (5,)]
-    cursor.observe(committed(2))
+    cursor.observe(committed([2]))
     assert cursor.root() == [(5,)]
-    cursor.observe(committed(3))
+    cursor.observe(committed([3]))
     assert cursor.root() == []
 
 
@@ -149,7 +146,7 @@ def test_a_draft_is_followed_to_its_end():
     cursor = ContextCache().open(RowStart(prompt_ids=[1]))
     cursor.keep((5, 6, 7))
     cursor.keep((5, 8, 9))
-    cursor.observe(committed(5))
+    cursor.observe(committed([5]))
     root = cursor.root()
     assert [(token, kind.rank) for token, kind in cursor.expand(root)] == [(8, 1), (6, 2)]
     below = cursor.follow(root, 6)

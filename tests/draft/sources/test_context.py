@@ -12,16 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from selfspec.draft.sources import ContextSource, RowStart, context
 from selfspec.draft.sources.context import ContextCursor
 from selfspec.draft.sources.following import SURE
-from selfspec.records import DraftTree, StepRecord
+from tests.draft.sources.test_answers import committed
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import candidates_of, texts
 
 MOST = 8  # What the source remembers for one suffix.
 MAX_MATCHES = 32  # The same where a test compares with a full search.
-
-
-def committed(tokens: list[int]) -> StepRecord:
-    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
 
 
 def cursor_behind(text: list[int], most: int = MAX_MATCHES) -> ContextCursor:
