@@ -121,10 +121,6 @@ def test_steps_of_any_kind_in_any_order(name: str, num_rows: int) -> None:
         assert_same_cache(chain.cache, chain.plain_cache())
 
 
-class Interrupt(Exception):
-    """Breaks a forward off."""
-
-
 @pytest.mark.parametrize("num_wrong", [0, 2])
 @pytest.mark.parametrize("name", ANY)
 def test_a_forward_that_breaks_off_leaves_what_is_committed(name: str, num_wrong: int) -> None:
@@ -136,10 +132,10 @@ def test_a_forward_that_breaks_off_leaves_what_is_committed(name: str, num_wrong
 
     def break_off(*_: Any) -> None:
         handle.remove()
-        raise Interrupt
+        raise KeyboardInterrupt
 
     handle = first.register_forward_hook(break_off)
-    with pytest.raises(Interrupt):
+    with pytest.raises(KeyboardInterrupt):
         chain.step(1, num_wrong)
     chain.step(1, num_wrong)
     chain.backend.release()
