@@ -55,7 +55,8 @@ class Treacherous(TextSource):
         if row.prompt_ids[0] == ILL and self.place == "open":
             self.fuse.burn()
         elif row.prompt_ids[0] == ILL:
-            setattr(cursor, self.place, self.fuse.burn)
+            work = getattr(cursor, self.place)
+            setattr(cursor, self.place, lambda *given: self.fuse.burn() or work(*given))
         return cursor
 
 
