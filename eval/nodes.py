@@ -32,7 +32,7 @@ from selfspec.config import SpecConfig
 from selfspec.forward.backends import TreeBackend
 from selfspec.records import DraftTree
 from selfspec.runner import ModelRunner
-from selfspec.weights import pack
+from selfspec.weights.packing import pack
 
 _NUM_PROMPT = 32
 _WARM_UP = 3  # The first rounds do not count.

@@ -28,8 +28,8 @@ from selfspec.compat.states import has_states
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
+from selfspec.draft.sources.following import Prediction
 from selfspec.draft.sources.grammar import GrammarSource
-from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.inputs import other_inputs
 from selfspec.forward.prompt import (
     OnLogits,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from selfspec.draft.drafter import Drafter
-from selfspec.forward.rows import KVRow
+from selfspec.forward.columns import KVRow
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats

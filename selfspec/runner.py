@@ -39,8 +39,9 @@ from selfspec.neural.copy_source import CopySource
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.records import HEADS
 from selfspec.stats import GenerationStats
-from selfspec.weights import PackedWeight, linears_of, may_be_packed
-from selfspec.weights.streamed import is_streamed
+from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.packing import linears_of, may_be_packed
+from selfspec.weights.streamed.stream import is_streamed
 
 _log = logging.getLogger("selfspec")
 

@@ -21,14 +21,7 @@ from tests.tiny import make_model, make_tokenizer
 
 TESTS = Path(__file__).parent
 # The fast set leaves these out, but for the losslessness tests named below.
-LONG = (
-    "building",
-    "eval",
-    "lossless",
-    "test_examples.py",
-    "test_second_day.py",
-    "test_wheel.py",
-)
+LONG = ("building", "eval", "lossless", "test_examples.py")
 NOT_LONG = ("criteria", "entrances", "refusals")
 
 TEMPLATE = (
@@ -77,7 +70,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Those of packed weights are not: a forward is run in one way or the other.
     """
     name, by_itself = request.module.__name__, "use_recorders" in vars(request.module)
-    is_packed = name.endswith(("packed", "loaded"))
+    is_packed = name.endswith("packed")
     if request.config.getoption("--recorded") and not (by_itself or is_packed):
         use_recorders(monkeypatch)
 

@@ -23,8 +23,7 @@ from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import LutSource
 from selfspec.records import Evidence
 from selfspec.weights import packing as packing_module
-from selfspec.weights.formats import packers_for
-from selfspec.weights.product_times import ProductTimes
+from selfspec.weights.formats import packer_for
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, ENCODERS, NO_SPECIAL, PAD, VOCAB
 
@@ -88,7 +87,7 @@ def of_library(function: Any, package: str = "torch") -> Any:
 
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
-    return bool(packers_for(dtype))
+    return packer_for(dtype) is not None
 
 
 def fake_trials(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
@@ -99,12 +98,11 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
     """
     left = list(shares or (0.0,))
 
-    def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
-        share = left.pop(0) if len(left) > 1 else left[0]
-        return ProductTimes(packers_for(weights[0].dtype)[0], (1.0,) * 3, (share,) * 3)
+    def pays(*_: object) -> bool:
+        return (left.pop(0) if len(left) > 1 else left[0]) < 1
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(packing_module, "product_times", product_times)
+    monkeypatch.setattr(packing_module, "_pays", pays)
 
 
 def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:

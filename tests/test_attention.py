@@ -82,28 +82,10 @@ def test_keys_are_not_copied(asked, width):
     assert mask.shape == (2, 1, 3 * width if width > 1 else 1, COLUMNS)
 
 
-def without_mask(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*args[:4], None)
-
-
-def mask_a_head(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*args[:4], args[4].repeat(1, 6, 1, 1))
-
-
-def says_nothing(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (
-        SimpleNamespace(),
-        args[1],
-        args[2].repeat(1, 3, 1, 1),
-        args[3].repeat(1, 3, 1, 1),
-        args[4],
-    )
-
-
 @pytest.mark.parametrize("num_sharing", [1, 3])
 def test_without_a_mask_a_query_alone_is_stocks_but_in_half_precision(asked, num_sharing):
     whole, half = (
-        without_mask(inputs(num_sharing, 1, dtype=dtype)) for dtype in (torch.float32, torch.half)
+        (*inputs(num_sharing, 1, dtype=dtype)[:4], None) for dtype in (torch.float32, torch.half)
     )
     with grouped_attention():
         assert torch.equal(attend(*whole), sdpa_attention_forward(*whole)[0])
@@ -117,14 +99,14 @@ def test_without_a_mask_a_query_alone_is_stocks_but_in_half_precision(asked, num
 @pytest.mark.parametrize(
     ("change", "others"),
     [
-        (without_mask, {}),
-        (mask_a_head, {}),
-        (says_nothing, {}),
-        (lambda args: args, {"position_bias": torch.ones(2, 6, 4, COLUMNS)}),
+        (lambda mask: None, {}),
+        (lambda mask: mask.repeat(1, 6, 1, 1), {}),  # One for each head.
+        (lambda mask: mask, {"position_bias": torch.ones(2, 6, 4, COLUMNS)}),
     ],
 )
 def test_what_is_not_shared_so_is_left_to_stock(asked, change, others):
-    args = change(inputs(3, 4))
+    *args, mask = inputs(3, 4)
+    args.append(change(mask))
     with grouped_attention():
         found = attend(*args, sliding_window=None, **others)
     assert not asked
@@ -161,6 +143,7 @@ def test_outside_in_other_threads_and_behind_an_error_stocks_attention_runs(aske
     seen.append(attend(*args))
     assert not asked
     assert all(torch.equal(found, sdpa_attention_forward(*args)[0]) for found in seen)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
 
 
 def test_one_mask_serves_all_layers_of_a_forward(asked):
@@ -218,11 +201,3 @@ def test_drafts_are_verified_so(asked):
     assert torch.equal(found, expected)
     assert asked
     assert {key.shape[1] for _, key, _ in asked} == {2}
-
-
-def test_outside_of_forwards_stocks_attention_has_its_place():
-    with grouped_attention():
-        with grouped_attention():
-            pass
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

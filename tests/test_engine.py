@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 
 from selfspec import SelfSpec, attach
 from selfspec.config import SpecConfig
-from selfspec.draft.calibration import Calibration, FixedPrior
-from selfspec.draft.memory import DraftMemory
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.sources import (
     ContextSource,
-    Cursor,
     LutSource,
     NearMissesSource,
-    RowStart,
-    Source,
 )
 from selfspec.records import Evidence
 from selfspec.stats import GenerationStats
@@ -35,6 +31,7 @@ from tests.scripted import (
     Run,
     ScriptedBackend,
     ScriptedModel,
+    TextSource,
     doubtful,
     hostile,
     omniscient,
@@ -261,22 +258,6 @@ def test_noise_is_freed_once_every_row_is_past_it():
 # what a call learns and leaves behind
 
 
-def test_learning_scopes():
-    memory = DraftMemory([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
-    kept = {
-        scope: (
-            request.sources[0] is memory.sources[0],
-            request.calibration is memory.calibration,
-            request.learns,
-        )
-        for scope in ("session", "request", "frozen")
-        for request in [memory.for_request(scope)]
-    }
-    assert kept["session"] == (True, True, True)
-    assert kept["request"] == (False, False, True)
-    assert kept["frozen"][::2] == (True, False)
-
-
 def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     lut = LutSource(VOCAB, 3)
     run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
@@ -301,33 +282,14 @@ def test_a_source_that_cannot_learn_is_named_once_and_the_others_learn(caplog):
     assert "'broken' has failed, and has not learned" in said[0]
 
 
-class Wrong(Cursor):
-    """Says of one token what no candidate is."""
-
-    def __init__(self, candidate: Any) -> None:
-        self._candidate = candidate
-
-    def root(self) -> None:
-        return None
-
-    def expand(self, state: None) -> list[Any]:
-        return [self._candidate]
-
-    def follow(self, state: None, token: int) -> None:
-        return None
-
-
 @pytest.mark.parametrize(
-    "candidate", [("1", Evidence("wrong")), (1.0, Evidence("wrong")), (1, None), (1, ["wrong"])]
+    ("token", "evidence"),
+    [("1", Evidence("wrong")), (1.0, Evidence("wrong")), (1, None), (1, ["wrong"])],
 )
-def test_a_source_whose_candidates_are_none_ends_no_text(candidate, caplog):
-    class WrongSource(Source):
-        name = "wrong"
-
-        def open(self, row: RowStart) -> Cursor:
-            return Wrong(candidate)
-
-    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), WrongSource(), NearMissesSource()])
+def test_a_source_whose_candidates_are_none_ends_no_text(token, evidence, caplog):
+    wrong = TextSource("wrong", lambda _text: [token])
+    wrong.evidence = lambda _rank: evidence
+    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), wrong, NearMissesSource()])
     assert run.decode() == plain_text(run)
     assert run.stats.tokens_per_step > 2
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]

@@ -95,7 +95,7 @@ def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name):
 
 
 @pytest.mark.parametrize("name", CURVES | BY_CHUNKS)
-@pytest.mark.parametrize("kept", CURVES)
+@pytest.mark.parametrize("kept", ["flat", "row by row"])
 def test_it_never_loses_whatever_an_earlier_process_wrote_down(name, kept):
     """The worst of all: no draft is ever right, and what steps cost is not what it was."""
     curve = CostCurve((CURVES | BY_CHUNKS)[name])
@@ -205,12 +205,6 @@ def test_wide_steps_that_stay_slow_count_in_full() -> None:
     first, *others = times_of_plain_steps([HARD] * 9, one_spec=True)
     assert first < 1.1
     assert sum(others) / len(others) < 1.02
-
-
-def test_nine_calls_beside_a_load_that_is_mostly_hard() -> None:
-    calls = times_of_plain_steps([*[HARD] * 3, MILD, HARD, HARD, MILD, HARD, HARD], one_spec=False)
-    assert sum(calls) / len(calls) < 1.0
-    assert max(calls[3], calls[6]) < 0.5
 
 
 def test_drafts_go_on_once_the_machine_is_free_again() -> None:

@@ -23,7 +23,7 @@ from selfspec.machine.device import CudaDevice
 from selfspec.records import DraftTree
 from selfspec.verify.tape import NoiseTape
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
-from tests.lossless.same import assert_same_kv
+from tests.lossless.same import FIXED, GREEDY
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,10 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning"),
 ]
 
-GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
 ASKED = {"greedy": GREEDY, "penalty": {**GREEDY, "repetition_penalty": 1.2}, "sample": SAMPLE}
-FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # depends on no clock
 FORWARDS = ("eager", "graph")
 
 
@@ -198,16 +196,16 @@ def break_captures(patch: pytest.MonkeyPatch, fails_at: int) -> None:
     patch.setattr(CudaDevice, "capture", failing)
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_memory_after_a_failed_capture(fails_at: int) -> None:
-    """A model whose capture broke off, dropped with all that belongs to it; then another one."""
+@pytest.mark.parametrize("fails_at", [1, 2, 1000])
+def test_a_dropped_model_leaves_no_memory_behind(fails_at: int) -> None:
+    """With all that belongs to it, also if a capture broke off; then another one is captured."""
 
     def run_it() -> None:
         model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
         with pytest.MonkeyPatch.context() as patch:
             break_captures(patch, fails_at)
             check_same(model, spec, prompts(1), **GREEDY)
-        assert "capturing it fails" in str(spec.stats.eager_reason)
+        assert ("capturing it fails" in str(spec.stats.eager_reason)) == (fails_at < 1000)
 
     run_it()
     before = memory_in_use()
@@ -262,30 +260,6 @@ def test_the_second_device(forward: str) -> None:
     assert torch.equal(*states)
     assert torch.equal(torch.cuda.get_rng_state(0), first)
     assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
-
-
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, spec = on_gpu(name="gemma3"), selfspec.SelfSpec(**FIXED)
-    break_captures(monkeypatch, fails_at)
-    caches = []
-    for extra in ({}, {"custom_generate": spec}):
-        kv = DynamicCache(config=model.config)
-        ids = model.generate(**prompts(2), max_new_tokens=48, **{KV: kv}, **extra, **GREEDY)
-        caches.append((ids, kv))
-    assert torch.equal(caches[0][0], caches[1][0])
-    assert_same_kv(caches[1][1], caches[0][1])
-    assert spec.stats.forward == "eager"
-    assert "capturing it fails" in str(spec.stats.eager_reason)
-
-
-def test_a_dropped_model_leaves_no_memory_behind() -> None:
-    before = memory_in_use()
-    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
-    check_same(model, spec, prompts(2), **GREEDY)
-    del model
-    assert memory_in_use() <= before + 2**20
-    assert len(spec._runners) == 0
 
 
 @pytest.mark.parametrize("forward", FORWARDS)

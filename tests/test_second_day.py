@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from selfspec import SelfSpec
 from tests.caches import FakeTokenizer
 from tests.fakes import VOCAB, attached_model, prompt
@@ -30,6 +32,7 @@ def answered(path: str, **knobs: str) -> tuple[list[list[int]], int]:
     return ids.tolist(), spec.total_stats.num_steps
 
 
+@pytest.mark.slow
 def test_what_a_process_learned_is_known_to_the_next_even_if_it_failed(tmp_path):
     path = str(tmp_path / "mine")
     home = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "home")}

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")
+pytestmark = pytest.mark.slow
 pytest.importorskip("setuptools", "77", reason="the wheel is built without network")
 
 
@@ -61,7 +62,6 @@ def test_the_wheel_holds_the_package_with_its_model(sources: Path, installed: Pa
     assert files(installed / "selfspec") == files(sources / "selfspec")
 
 
-@pytest.mark.slow
 def test_the_demo_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     surroundings = {**os.environ, "PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "selfspec", "demo", "--seconds", "1"]

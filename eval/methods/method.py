@@ -16,7 +16,7 @@ from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
 from selfspec.compat.heads import num_heads
-from selfspec.weights import pack, unpack
+from selfspec.weights.packing import pack, unpack
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
 

@@ -17,7 +17,7 @@ import transformers
 import eval as evaluation
 import selfspec
 from eval.errors import EvalError
-from selfspec.machine.hardware import device_name
+from selfspec.machine.device import device_name
 
 _PLACES = ("model", "draft_model", "cache", "remember")  # options that may name a file or a folder
 # More questions or rounds make no other run. Whoever changed the code chooses another --output.

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from selfspec.ability.look import look_at
 from selfspec.forward.model import AttentionTypes, device_of, in_this_thread
-from selfspec.weights.streamed import is_streamed
+from selfspec.weights.streamed.stream import is_streamed
 
 
 class _Reached(Exception):

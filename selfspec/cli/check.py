@@ -126,7 +126,7 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     import torch
 
     from selfspec import __version__
-    from selfspec.machine.hardware import calculates_in, device_name
+    from selfspec.machine.device import calculates_in, device_name
 
     device, mode = writer.model.device, spec.support(writer.model).mode
     is_off, why = mode == "plain", spec.stats.disabled_reason

@@ -134,7 +134,7 @@ class Comparison:
 
 def packed(writer: Writer, *, is_wanted: bool) -> bool:
     """Packs the weights of the model, or gives them back; are any packed now?"""
-    from selfspec.weights import is_packed_in_place, pack, unpack
+    from selfspec.weights.packing import is_packed_in_place, pack, unpack
 
     if is_wanted:
         pack(writer.model)

@@ -59,7 +59,7 @@ def memory_note(options: RunOptions) -> str | None:
     import torch
 
     from selfspec.machine.memory import free_memory
-    from selfspec.weights import rounding_reason
+    from selfspec.weights.rounded import rounding_reason
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())

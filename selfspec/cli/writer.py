@@ -106,7 +106,7 @@ class Writer:
         self.reseed()
 
     def __str__(self) -> str:
-        from selfspec.weights import rounded_bits
+        from selfspec.weights.rounded_model import rounded_bits
 
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
@@ -200,7 +200,7 @@ class Writer:
         if self.options.max_memory is None:
             return None
         from selfspec.neural.rounded_copy import copy_bytes
-        from selfspec.weights import weight_bytes
+        from selfspec.weights.rounded_model import weight_bytes
         from selfspec.weights.streamed.memory_plan import kv_bytes
 
         tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)

@@ -1,4 +1,4 @@
-"""What `generate()` of transformers keeps to itself, and what it has renamed.
+"""What transformers keeps to itself of `generate()` and of chat templates, and what it renamed.
 
 From 5.24 on the KV cache is `cache` in the arguments of `generate()`, in those of forwards and in
 outputs; before, it was `past_key_values`.
@@ -28,6 +28,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.chat_template_utils import _get_template_variables
 
 # They belong to transformers. A new `AttentionInterface()` does not have what was set on the
 # instance that models look into.
@@ -223,3 +224,14 @@ def decoding_switches(model: PreTrainedModel) -> AbstractContextManager[Any]:
     Without it, the model gives the same text more slowly.
     """
     return model._optimize_model_for_decode()  # type: ignore[no-any-return]
+
+
+def template_variables(owner: Any) -> frozenset[str]:
+    """The variables in the chat template of a tokenizer or processor. With several, in all.
+
+    Only these may be passed on from a client: a processor takes any other name as an argument of
+    its own `apply_chat_template`, and would fetch what `images` names.
+    """
+    templates = owner.chat_template
+    several = templates.values() if isinstance(templates, dict) else [templates]
+    return frozenset.intersection(*map(_get_template_variables, several))

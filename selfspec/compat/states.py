@@ -6,7 +6,7 @@ A layer may hold states alone, or states and also keys and values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from inspect import unwrap
 from math import inf
@@ -197,7 +197,9 @@ def _has_window(layer: CacheLayerMixin) -> bool:
 
 def state_functions(modules: Iterable[nn.Module]) -> tuple[tuple[ModuleType, str], ...]:
     """The Python modules that define the layers of a model, with such functions in them."""
-    return tuple(dict.fromkeys(_state_functions(modules)))
+    names = dict.fromkeys(type(part).__module__ for part in modules)
+    defining = [sys.modules[name] for name in names if name in sys.modules]
+    return tuple((m, name) for m in defining for name in ROLES if callable(vars(m).get(name)))
 
 
 def calls_state_functions(owner: type) -> bool:
@@ -205,11 +207,3 @@ def calls_state_functions(owner: type) -> bool:
     methods = (unwrap(x) for x in vars(owner).values() if isinstance(x, FunctionType))
     names = (name for method in methods for name in method.__code__.co_names)
     return any(name in ROLES for name in names)
-
-
-def _state_functions(modules: Iterable[nn.Module]) -> Iterator[tuple[ModuleType, str]]:
-    for name in {type(part).__module__ for part in modules}:
-        module = sys.modules.get(name)
-        for function in ROLES:
-            if module is not None and callable(vars(module).get(function)):
-                yield module, function

@@ -15,6 +15,7 @@ from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
+from selfspec.forward.columns import KVRow
 from selfspec.forward.layout import InputShape, hiding, pack_inputs, unpack_inputs
 from selfspec.forward.model import (
     AttentionTypes,
@@ -24,7 +25,6 @@ from selfspec.forward.model import (
     logits_of,
 )
 from selfspec.forward.prompt import Prefilled, next_positions
-from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import ENDLESS, Policy
 from selfspec.forward.slots import LARGE, members_in, split
 from selfspec.forward.tree_kv import TreeKV

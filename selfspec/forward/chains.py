@@ -11,14 +11,13 @@ import torch
 from selfspec.attention import grouped_attention
 from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
-from selfspec.forward.columns import TextKV, text_kv_in
+from selfspec.forward.columns import KVRow, TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.layers import take_over
 from selfspec.forward.model import EagerForwards, Logits, takes
 from selfspec.forward.prompt import Prefilled
-from selfspec.forward.rows import KVRow
 from selfspec.forward.states.rules import Ancestry
-from selfspec.forward.states.slots import PendingWrites, States, apply_writes
+from selfspec.forward.states.slots import States
 from selfspec.forward.states.swapped_functions import Function, branching
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
@@ -55,8 +54,6 @@ class ChainBackend:
         self._takes_number = takes(model, "logits_to_keep")
         self._functions = functions
         self._num_new = 0  # The tokens that were committed since the prompt.
-        # What `_num_new` becomes, and moves of states.
-        self._pending: tuple[int, PendingWrites] = 0, []
         self._is_open = False  # Was a forward laid out whose path is not known yet?
         self._cache: Any = None
         self._states = States()
@@ -95,7 +92,7 @@ class ChainBackend:
         Shorter ones are padded with their last token.
         """
         if self._is_open:  # The last forward broke off, and its first layers have added columns.
-            crop_to(self._cache, self.tree_start)
+            self._crop()
         self._is_open = True
         chains = [tree.tokens for tree in trees]
         width = max(map(len, chains))
@@ -120,15 +117,14 @@ class ChainBackend:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row and takes the rest back."""
-        self._pending = self._num_new + len(paths[0]), self._states.moves(0, paths)
-        self._apply_pending()  # Until here nothing has changed.
-
-    def _apply_pending(self) -> None:
-        """Does the rest of what the last commit is to do, and crops what an error has left."""
-        self._num_new, moves = self._pending
+        self._states.follow(0, paths)
+        self._num_new += len(paths[0])
         for row in self._rows:
             row.num_columns = self.tree_start
-        apply_writes(moves)
+        self._crop()
+
+    def _crop(self) -> None:
+        """Takes back what was not committed."""
         crop_to(self._cache, self.tree_start)
         self._is_open = False
 
@@ -144,6 +140,8 @@ class ChainBackend:
     def release(self, *, fills: bool = True) -> None:
         """Lets windowed layers drop old columns again, and gives them their states."""
         if self._cache is not None:
-            self._apply_pending()
+            self._crop()
             self._states.hand_back(self._cache.layers)
             stop_recording_past(self._cache)
+            if self._states.is_torn:  # Nobody may go on with these: without layers it is an error.
+                self._cache.layers.clear()

@@ -1,14 +1,17 @@
 """Columns of keys and values, out of transformers' layers or slots and back into layers.
 
-Knows layers and columns; not whose text they are of, nor how long they are kept.
+Knows rows, layers and columns; not what a text says, nor how long its columns are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -25,11 +28,25 @@ from selfspec.compat.states import (
     put_states,
     states_by_place,
 )
+from selfspec.forward.sizes import ENDLESS
 from selfspec.forward.slots import Member
 
 # (1, H, N, D) for each member: its last N columns up to some column of a text. A windowed layer may
 # have fewer than the others.
 Columns = dict[Member, torch.Tensor]
+
+
+@dataclass(eq=False)
+class KVRow:
+    """What a row knows of its keys and values, and where its next token is. A `Row` is one."""
+
+    num_columns: int = 0  # that are committed
+    max_columns: int = ENDLESS  # The most that it may need in the end.
+    start: int = 0  # Columns before this are padding.
+    position: NDArray[Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
+    place: int = 0  # The row of slots that belongs to it.
+    # For each attention type, the first column that is left of the prompt in transformers' layers.
+    first_columns: dict[str, int] = field(default_factory=dict)
 
 
 class TextKV(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from selfspec.cost import CostCurve
 from selfspec.forward.backends import Backend
 from selfspec.forward.model import device_of
-from selfspec.machine.hardware import calculates_in
+from selfspec.machine.device import calculates_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +52,8 @@ class Costs:
 
         Runs no forward. Of two threads that ask for a new one, one may learn for itself alone.
         """
-        curves = self.curves.setdefault((num_rows, _forward_of(backend)), {})
+        forward = f"{backend.forward_name}{' chain' if backend.chains_only else ''}"
+        curves = self.curves.setdefault((num_rows, forward), {})
         first = context_bucket(backend.kv.tree_start)
         if first not in curves:
             curves[first] = (
@@ -84,9 +85,3 @@ def _query_of(model: PreTrainedModel, backend: Backend) -> float:
 
 def _doublings(num_columns: int) -> int:
     return max(num_columns, _LEAST_CONTEXT).bit_length()
-
-
-def _forward_of(backend: Backend) -> str:
-    if not backend.chains_only:
-        return backend.forward_name
-    return "chain" if backend.forward_name == "eager" else f"{backend.forward_name} chain"

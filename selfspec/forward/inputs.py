@@ -125,13 +125,12 @@ def _names_media(model: PreTrainedModel) -> bool:
 
 
 def columns_reason(kv: Cache) -> str | None:
-    """Why drafts can't go on after what a KV cache holds; None if they can."""
-    return _NO_TOKENS if len(numbers_of_columns(kv) - {0}) > 1 else None
+    """Why drafts can't go on after what a KV cache holds; None if they can.
 
-
-def numbers_of_columns(kv: Cache) -> set[int]:
-    """The different numbers; a layer of running states has none, and one without keys has 0."""
-    return {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
+    A layer of running states has no number of columns, and one without keys has 0.
+    """
+    numbers = {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
+    return _NO_TOKENS if len(numbers - {0}) > 1 else None
 
 
 def foreign_layer(cache: Cache) -> str | None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.forward.rows import KVRow
+from selfspec.forward.columns import KVRow
 from selfspec.forward.states.rules import Ancestry
 from selfspec.records import DraftTree
 

@@ -9,16 +9,14 @@ says how many slots there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from selfspec.forward.columns import Columns, TextKV
+from selfspec.forward.columns import Columns, KVRow, TextKV
 from selfspec.forward.layers import KVLayer, layers_for
 from selfspec.forward.layout import TreePlacement
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Need, Policy, length_bucket
 from selfspec.forward.slots import (
     LARGE,
@@ -29,7 +27,7 @@ from selfspec.forward.slots import (
     move_columns,
     split,
 )
-from selfspec.forward.states.slots import PendingWrites, States, apply_writes
+from selfspec.forward.states.slots import States
 
 _NO_FORWARD = TreePlacement((), 0, {})
 
@@ -58,8 +56,6 @@ class TreeKV:
         self._generation = 0
         self._shown: slice | None = None  # The places that the layers show.
         self._end = 0  # No slot from this column on was written since rows came.
-        # What a commit is to do: rows with new lengths and positions, and writes to states.
-        self._pending: tuple[Sequence[tuple[KVRow, int, Any]], PendingWrites] = (), []
 
     @property
     def placement(self) -> tuple[torch.dtype, torch.device]:
@@ -120,7 +116,7 @@ class TreeKV:
         first, length = len(others), rows[0].num_columns
         if not first:
             self._begin(cache, len(rows) * length)
-        layers, everyone = list(cache.layers), [*others, *rows]
+        layers, everyone = cache.layers, [*others, *rows]
         firsts = {part.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
         self.rows, tree_start = list(others), max(row.num_columns for row in everyone)
@@ -168,28 +164,20 @@ class TreeKV:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path of nodes and forgets the rest of the trees.
 
-        Costs nothing if the path already lies in the right slots, as a tree's first nodes do. What
-        breaks off here leaves the columns of earlier steps as they were.
+        Costs nothing if the path already lies in the right slots, as a tree's first nodes do. If
+        columns can't be moved, those of earlier steps are as they were.
         """
-        (rows, tree_start, *_), moves, after = self.forward, [], []
+        (rows, tree_start, *_), moves = self.forward, []
         for row, path in zip(rows, paths, strict=True):
             # The nodes of a path lie after their targets: none is overwritten before it is read.
             for target, node in enumerate(path, start=row.num_columns):
                 if tree_start + node != target:
                     moves.append((row.place, tree_start + node, target))
-            after.append((row, row.num_columns + len(path), row.position + len(path)))
         if moves:
             move_columns(self._parts, moves)
-        self._pending = after, self.states.moves(rows[0].place, paths)
-        self._apply_pending()  # Until here nothing has changed.
-
-    def _apply_pending(self) -> None:
-        """Does the rest of what the last commit is to do, so that states are where rows are."""
-        after, writes = self._pending
-        for row, num_columns, position in after:
-            row.num_columns, row.position = num_columns, position
-        apply_writes(writes)
-        self._pending = (), []
+        self.states.follow(rows[0].place, paths)
+        for row, path in zip(rows, paths, strict=True):
+            row.num_columns, row.position = row.num_columns + len(path), row.position + len(path)
 
     def text_kv(self, row: KVRow) -> TextKV:
         """Views of a row's committed columns, as far as windows have not dropped them."""
@@ -229,18 +217,19 @@ class TreeKV:
         Rows differ in length only after an error; then the cache has that of the shortest row.
         """
         if fills and self.rows:
-            self._apply_pending()
             layers, places = self._their_layers, slice(0, len(self.rows))
             length = min(row.num_columns for row in self.rows)
             for part in self._parts:  # Slots that outlive the call are copied.
                 part.give_back(layers, places, length, copies=self.policy.is_fixed)
             self.states.give_back(layers, places)
+            if self.states.is_torn:  # Nobody may go on with these: without layers it is an error.
+                layers.clear()
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
         self.rows, self._their_layers, self.visible = (), [], None
-        self.forward, self._shown, self._end, self._pending = _NO_FORWARD, None, 0, ((), [])
+        self.forward, self._shown, self._end = _NO_FORWARD, None, 0
         if not self.policy.is_fixed:
             self._parts, self._members = [], {}
         self.states.clear(keeps_stores=self.policy.is_fixed)

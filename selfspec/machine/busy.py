@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
 
-from selfspec.machine.control_groups import limits_of_groups
+from selfspec.machine.memory import limits_of_groups
 
 LEAST_SHARE = 0.8  # Below this share of the processor, times say little.
 _LOOK = 0.05  # Seconds that one look takes.

@@ -1,20 +1,23 @@
-"""Devices: copies from and to the CPU, captured graphs, and random generators.
+"""Devices: copies from and to the CPU, captured graphs, random generators, and their names.
 
 Knows tensors and callables; nothing of models, trees or KV.
 """
 
 from __future__ import annotations
 
+import platform
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 
-from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.kernels import calculates_in_half, is_out_of_memory
 
 Replay = Callable[[], None]
 
@@ -199,3 +202,29 @@ def _index_of(device: torch.device) -> int:
 def _capture_stream(index: int) -> torch.cuda.Stream:
     """The stream that all calls capture on."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the card or the processor; for other devices, their type and the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor() if device.type == "cpu" else f"{device.type}, {processor()}"
+
+
+@cache
+def calculates_in(dtype: torch.dtype) -> bool:
+    """Does this CPU calculate in a precision? If not, it converts to float32 in every product."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    return name is None or calculates_in_half(name)
+
+
+@cache
+def processor() -> str:
+    """The processor's name, and the instruction set that torch uses."""
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # Only Linux has this file.
+        info = ""
+    line = re.search(r"^model name\s*: (.+)", info, re.MULTILINE)
+    name = line[1] if line else platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"

@@ -29,7 +29,7 @@ from selfspec.records import (
     halvings,
     sources_of,
 )
-from selfspec.weights.streamed import is_streamed
+from selfspec.weights.streamed.stream import is_streamed
 
 _NUM_STATES = 1024  # Heads read this many of a prompt's last tokens.
 _MOST_ROWS = 16  # With 4,096 dimensions, a prompt's states take up to 16 MB a row.

@@ -25,11 +25,11 @@ from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.neural.draft_cursor import FULL_GAIN
-from selfspec.weights import rounded_bits
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import round_weight, rounding_reason
-from selfspec.weights.rounded_model import can_be_rounded, rounded_bytes
-from selfspec.weights.streamed import FileWeight, is_streamed, may_have_copy
+from selfspec.weights.rounded_model import can_be_rounded, rounded_bits, rounded_bytes
+from selfspec.weights.streamed.loading import may_have_copy
+from selfspec.weights.streamed.stream import FileWeight, is_streamed
 
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
@@ -58,9 +58,8 @@ class RoundedCopy:
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._bits, self._head = int(name[-1]), model.get_output_embeddings()
         self._twins: dict[nn.Module, nn.Module] = {}
-        streamed = [
-            module for module in model.modules() if any(map(_is_streamed, _weights(module)))
-        ]
+        modules = model.modules()
+        streamed = [m for m in modules if any(type(x) is FileWeight for x in _weights(m))]
         parts = streamed or list(_linear_layers(model))
         total = sum(weight.numel() for part in parts for weight in _weights(part))
         with hf_logging.tqdm(total=total, desc="Rounding weights", **_BAR) as bar:
@@ -154,10 +153,6 @@ def _num_bytes(twin: nn.Module) -> int:
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
     return module.parameters(recurse=False)
-
-
-def _is_streamed(weight: nn.Parameter) -> bool:
-    return type(weight) is FileWeight
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:

@@ -20,7 +20,6 @@ from selfspec.machine.device import upload
 from selfspec.neural.draft_cursor import FULL_GAIN, DraftCursor, Path
 from selfspec.records import DRAFT_MODEL, TimeBudget
 
-_CHUNK = 512  # At most this many tokens are read in one forward.
 # More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
 # Each part's time tells what the next one will take.
 _FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
@@ -135,8 +134,7 @@ class SmallModelText:
         last = self._draft_model.config.vocab_size - 1
         known = [token if 0 <= token < last else last for token in token_ids]
         ids = upload(torch.tensor([known], device="cpu"), device_of(self._draft_model.model))
-        for part in torch.split(ids, _CHUNK, dim=1):
-            self._count_forward()
-            logits = self._draft_model.forward(part, self._cache)
-            self._num_read += part.shape[1]
+        self._count_forward()
+        logits = self._draft_model.forward(ids, self._cache)
+        self._num_read += len(known)
         return logits

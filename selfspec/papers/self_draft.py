@@ -190,7 +190,7 @@ class CorpusCache(Source):
                     following.append(token)
 
     def open(self, row: RowStart) -> LastTokensCursor:
-        return LastTokensCursor(self, row.prompt_ids, self.max_prefix)
+        return LastTokensCursor(self.next_tokens, row.prompt_ids, self.max_prefix)
 
     def next_tokens(self, last: Gram) -> list[Candidate]:
         """The candidates after the end of a text: the longest prefix first, then by frequency."""

@@ -27,8 +27,8 @@ from selfspec.plugin.parts import new_draft_model
 from selfspec.plugin.refusals import CallArguments, Consequence, overrides_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
-from selfspec.weights import pack as pack_weights
-from selfspec.weights import unpack
+from selfspec.weights.packing import pack as pack_weights
+from selfspec.weights.packing import unpack
 
 _log = logging.getLogger("selfspec")
 

@@ -12,8 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unknown_name
 from selfspec.machine.hub import check_model_name
 from selfspec.plugin.attach import attach
-from selfspec.weights import BITS, pack_loaded, round_model, rounding_reason
-from selfspec.weights.streamed import STREAMED, check_complete, is_streamed, load_within
+from selfspec.weights.packing import pack_loaded
+from selfspec.weights.rounded import BITS, rounding_reason
+from selfspec.weights.rounded_model import round_model
+from selfspec.weights.streamed.files import check_complete
+from selfspec.weights.streamed.loading import load_within
+from selfspec.weights.streamed.stream import STREAMED, is_streamed
 
 # What stands for an option of `from_pretrained()` here.
 _OPTIONS_OF_TRANSFORMERS = {

@@ -12,7 +12,7 @@ from selfspec.config import ROUNDED, SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.draft.sources.prediction import Prediction
+from selfspec.draft.sources.following import Prediction
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError, shown
 from selfspec.forward.model import num_readable, vocab_size

@@ -93,7 +93,7 @@ class Chat(TextRequest):
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """The arguments of a tokenizer's or processor's chat template, beside the messages."""
-        from selfspec.compat.templates import template_variables  # Imports transformers.
+        from selfspec.compat.generation import template_variables  # Imports transformers.
 
         variables = self.chat_template_kwargs or {}
         if taken := {*variables} & {"messages", *signature(owner.apply_chat_template).parameters}:

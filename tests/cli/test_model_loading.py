@@ -16,7 +16,7 @@ from selfspec.cli.writer import Writer, load_writer
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
 from selfspec.machine.hub import check_model_name, find_file
-from selfspec.weights import is_packed_in_place
+from selfspec.weights.packing import is_packed_in_place
 from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
 

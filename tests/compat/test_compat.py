@@ -29,7 +29,6 @@ from selfspec.compat import (
     kernels,
     modules,
     states,
-    templates,
     versions,
 )
 from selfspec.compat.authors import is_of_library
@@ -470,8 +469,8 @@ def test_the_variables_of_chat_templates():
             "{% set b = 1 %}{{ a.images }}{{ b }}{% generation %}x{% endgeneration %}"
         )
 
-    assert templates.template_variables(Owner) == {"a"}
+    assert generation.template_variables(Owner) == {"a"}
     Owner.chat_template = {"default": "{{ a }}{{ size }}", "tool_use": "{{ a }}{{ tools }}"}
-    assert templates.template_variables(Owner) == {"a"}
+    assert generation.template_variables(Owner) == {"a"}
     Owner.chat_template = None
-    assert not templates.template_variables(Owner)
+    assert not generation.template_variables(Owner)

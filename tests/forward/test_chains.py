@@ -185,29 +185,20 @@ def test_chains_that_limit_what_steps_do_not_are_found_out() -> None:
     assert reason == "a forward over several tokens bounds its time steps, and plain steps do not"
 
 
-@pytest.mark.parametrize(("write", "is_after"), [("decay", False), ("decay", True), ("add", True)])
 @pytest.mark.parametrize("name", ANY)
-def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(
-    name: str, write: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
+def test_after_an_interrupt_while_states_move_on_nobody_goes_on_with_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes before or after a first state was written; the rest is done in the end, once."""
-    chain, errors, stock = Chain(name), [KeyboardInterrupt], getattr(slots, write)
-    chain.step(1, 2)
+    chain = Chain(name)
 
-    def stumbling(*args: Any) -> None:
-        if errors and not is_after:
-            raise errors.pop()
-        stock(*args)
-        if errors:
-            raise errors.pop()
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(slots, write, stumbling)
-        with pytest.raises(KeyboardInterrupt):
-            chain.step(1, 2)
+    monkeypatch.setattr(slots, "_move_by_rules", broken)
+    with pytest.raises(KeyboardInterrupt):
+        chain.step(1, 2)
     chain.backend.release()
-    chain.at = chain.backend.tree_start - NUM_COLUMNS
-    assert_same_cache(chain.cache, chain.plain_cache())
+    assert not chain.cache.layers
 
 
 @pytest.mark.parametrize("name", ANY)

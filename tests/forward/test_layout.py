@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selfspec.forward.columns import KVRow
 from selfspec.forward.layout import (
     InputShape,
     Layout,
@@ -17,7 +18,6 @@ from selfspec.forward.layout import (
     pack_inputs,
     unpack_inputs,
 )
-from selfspec.forward.rows import KVRow
 from selfspec.records import DraftTree
 from tests.oracles import MaskOracle
 from tests.strategies import tree_of, trees

@@ -14,9 +14,9 @@ from selfspec.compat.generation import KV
 from selfspec.errors import UnsupportedError
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.backends import TreeBackend
+from selfspec.forward.columns import KVRow
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.prompt import PromptPlan, ReadSoFar, part_of, read_prompt
-from selfspec.forward.rows import KVRow
 from tests.fakes import prompt, tiny_model
 
 

@@ -21,10 +21,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.forward import sizes
 from selfspec.forward import slots as module
+from selfspec.forward.columns import KVRow
 from selfspec.forward.inputs import can_hold_trees, foreign_layer
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import ENDLESS, Policy, length_bucket
 from selfspec.forward.tree_kv import TreeKV
 from tests.strategies import paths_down, trees

@@ -62,7 +62,7 @@ def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # A test that has few cases tries each with one row and with three, and of many cases every other.
-_FEW_CASES, _MANY_CASES = 3, 0
+_FEW_CASES = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,5 +84,5 @@ def _take_turns(cases: Mapping[str, list[pytest.Item]]) -> None:
         kept = drawn % len(either)
         for item in either[:kept] + either[kept + 1 :]:
             item.add_marker("slow")
-        if len(cases) > _MANY_CASES and drawn // 64 % 2:
+        if drawn // 64 % 2:
             either[kept].add_marker("slow")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from transformers import PreTrainedModel
 
 from selfspec import ConfigError, SelfSpec, VocabularyError
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.neural.small_model import DraftModel
 from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
-from tests.lossless.same import FIXED, GREEDY, MODES, Call, assert_same_ids, refused, run, run_both
-from tests.streamed import load_tightly, saved_model
+from tests.lossless.same import FIXED, GREEDY, MODES, Call, refused, run_both
 
 
 @cache
@@ -62,23 +59,6 @@ def test_other_budgets_and_no_memory_of_earlier_calls(name: str) -> None:
         assert both.stats.accepted_by_source["draft model"] > 0
 
 
-def test_its_first_forward_waits_for_plain_steps(
-    measuring: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, nobody knows what the time that it takes to read a prompt is worth."""
-    spec, widths, begun = SelfSpec(draft_model=noisy_copy(0.0), sources=()), [], []
-    forward = DraftModel.forward
-
-    def counted(*args: Any) -> torch.Tensor:
-        begun.append(list(widths))
-        return forward(*args)
-
-    monkeypatch.setattr(DraftModel, "forward", counted)
-    with spec.listening(lambda record: widths.append(len(record.tree))):
-        run_both(tiny_model(), prompt(length=90), spec, drafts=False, **GREEDY)
-    assert begun[0] == [1, 1, 1]  # The prompt's own token and two steps.
-
-
 def test_statistics_name_one_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     model, spec = tiny_model(), SelfSpec(draft_model=noisy_copy(0.0), **FIXED)
     assert run_both(model, prompt(), spec, **GREEDY).stats.draft_model_reason is None
@@ -96,16 +76,6 @@ def test_other_architectures(name: str) -> None:
     options = {"max_new_tokens": 12, **GREEDY}
     both = run_both(tiny_model(name), prompt(2), spec, drafts=False, **options)
     assert both.stats.drafted_by_source["draft model"] > 0
-
-
-def test_a_streamed_model(tmp_path: Path) -> None:
-    model, inputs = saved_model(tmp_path), prompt()
-    stock = run(model, inputs, **GREEDY)
-    spec = SelfSpec(draft_model=model, sources=(), **FIXED)
-    ours = run(load_tightly(tmp_path), inputs, custom_generate=spec, **GREEDY)
-    assert_same_ids(ours.ids, stock.ids)
-    assert spec.stats.forward == "streamed"
-    assert spec.stats.tokens_per_step > 4
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate", "hub"])

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from selfspec import SelfSpec, attach, generate_many
+from selfspec import SelfSpec, attach
 from selfspec.compat.generation import KV, kv_of
-from selfspec.weights import linears_of
+from selfspec.weights.packing import linears_of
 from tests.fakes import FutureSource, of_library, tiny_tokenizer
 from tests.fakes import new_model as random_model
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both, slow
@@ -153,13 +153,8 @@ def test_processors_that_read_what_the_encoder_has_read() -> None:
 
 def test_a_kv_cache_that_is_handed_in() -> None:
     model, inputs = new_model("bart"), inputs_for("bart")
-    both = check(
-        "bart",
-        inputs,
-        model,
-        fresh=lambda: {KV: EncoderDecoderCache(DynamicCache(), DynamicCache())},
-        **GREEDY,
-    )
+    fresh = lambda: {KV: EncoderDecoderCache(DynamicCache(), DynamicCache())}  # noqa: E731
+    both = check("bart", inputs, model, fresh=fresh, **GREEDY)
     ours, stock = both.our_extras[KV], both.stock_extras[KV]
     assert_same_kv(ours.self_attention_cache, stock.self_attention_cache)
 
@@ -170,26 +165,10 @@ def test_outputs_of_the_encoder_that_are_handed_in() -> None:
     run_both(model, {"encoder_outputs": outputs}, SelfSpec(**FIXED), drafts=False, **GREEDY)
 
 
-def test_static_kv_and_beams_are_what_they_are_for_decoders() -> None:
-    both = run_both(
-        new_model("bart"),
-        inputs_for("bart"),
-        SelfSpec(),
-        drafts=False,
-        cache_implementation="static",
-        **GREEDY,
-    )
+def test_a_static_kv_is_what_it_is_for_decoders() -> None:
+    static = {"cache_implementation": "static", "drafts": False, **GREEDY}
+    both = run_both(new_model("bart"), inputs_for("bart"), SelfSpec(), **static)
     assert both.stats.disabled_reason == "a KV cache of type StaticCache can't take a draft back"
-
-
-def test_many_prompts_are_answered_one_by_one() -> None:
-    model, tokenizer = new_model("t5"), tiny_tokenizer()
-    prompts = ["the cat sat", "that mat ran into the rat"]
-    answers = {a.index: a for a in generate_many(model, tokenizer, prompts, max_new_tokens=9)}
-    for index, text in enumerate(prompts):
-        inputs = tokenizer(text, return_tensors="pt")
-        ids = run(model, dict(inputs), max_new_tokens=9, **GREEDY).ids
-        assert answers[index].ids == ids[0, 1:].tolist()
 
 
 def test_the_weights_of_an_encoder_are_never_packed() -> None:

@@ -11,16 +11,16 @@ from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec import SelfSpec
-from selfspec.compat.generation import KV
+from selfspec.compat.generation import KV, kv_of
 from tests.fakes import of_library, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
     NUM_NEW,
     Call,
-    assert_begins,
     assert_clean,
     assert_same_ids,
+    assert_same_kv,
     doubting,
     recorded_forwards,
     run,
@@ -78,19 +78,16 @@ PLACES = {
 
 
 @pytest.mark.parametrize("at", [slow(1), 2, slow(9)])
-@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
 @pytest.mark.parametrize(
     ("name", "place"), [*(("mistral", place) for place in PLACES), ("bloom", "processor")]
 )
-def test_an_error_from_outside(
-    name: str, place: str, error: type[BaseException], at: int, call: Call
-) -> None:
+def test_an_error_from_outside(name: str, place: str, at: int, call: Call) -> None:
     """The second model gets chains."""
     model, inputs = tiny_model(name), call.inputs
     spec = SelfSpec()
     kv = DynamicCache(config=model.config)
-    extra = PLACES[place](Fuse(error, at))
-    with pytest.raises(error, match="on purpose"):
+    extra = PLACES[place](Fuse(Broken, at))
+    with pytest.raises(Broken, match="on purpose"):
         run(model, inputs, custom_generate=spec, **{KV: kv}, **extra, **call.options)
     assert_clean(model)
     assert_usable(kv)
@@ -104,44 +101,63 @@ def assert_usable(kv: DynamicCache) -> None:
     assert len({layer.get_seq_length() for layer in kv.layers}) <= 1
 
 
+ANY_PLACE = (*PLACES, "layer")
+OTHERS = ("qwen3-5", "falcon-h1", "qwen4", "lfm2", "gemma3")
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        *((name, place) for name in ("bloom", "llama") for place in (*PLACES, "layer")),
-        *((name, "layer") for name in ("lfm2", "gemma3")),
-        *(slow(name, place) for name in ("lfm2", "gemma3") for place in PLACES),
-        *(slow("falcon-alibi", place) for place in (*PLACES, "layer")),
+        *((name, place) for name in ("bloom", "llama") for place in ANY_PLACE),
+        *((name, "layer") for name in OTHERS),
+        ("qwen3-5", "processor"),
+        *(slow(name, place) for name in OTHERS[1:] for place in PLACES),
+        *(slow("falcon-alibi", place) for place in ANY_PLACE),
     ],
 )
-def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -> None:
-    """Of trees and of chains; a forward that breaks off has grown the first layers alone."""
+def test_an_interrupt_leaves_the_cache_of_a_beginning(name: str, place: str) -> None:
+    """Of trees and of chains, with states and without: the one that stock would have left there.
+
+    A forward that breaks off has grown the first layers alone.
+    """
     model, inputs = tiny_model(name), prompt()
-    whole_kv = DynamicCache(config=model.config)
-    whole = run(model, inputs, **{KV: whole_kv}, **GREEDY).ids
-    for at in (2, 4, 6):
+    whole = run(model, inputs, **GREEDY).ids
+    for at in (2, 5):
         kv, fuse = DynamicCache(config=model.config), Fuse(KeyboardInterrupt, at)
-        spec, extra = doubting(whole, inputs, seed=at), {}
-        with ExitStack() as stack:
-            if place == "layer":
-                last, lit = [m for m in model.modules() if type(m).__name__.endswith("MLP")][-1], []
-                hook = last.register_forward_pre_hook(
-                    of_library(lambda *_, fuse=fuse, lit=lit: fuse.burn() if lit else None)
-                )
-                stack.callback(hook.remove)
-                spec.support(model)  # A new hook is tried before, and the fuse burns in the call.
-                lit.append(True)
-            else:
-                extra = PLACES[place](fuse)
-            stack.enter_context(pytest.raises(KeyboardInterrupt))
-            run(model, inputs, custom_generate=spec, **{KV: kv}, **extra, **GREEDY)
-        assert_begins(kv, whole_kv)
-        num_known = kv.get_seq_length()
-        num_told = NUM_COLUMNS + fuse.num_burnt
-        assert num_known < num_told if place != "layer" else num_known >= NUM_COLUMNS
-        ids = whole[:, : num_known + 1]  # One of them may be the pad token, which hides nothing.
-        so_far = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
-        assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
+        interrupted(model, inputs, place, fuse, doubting(whole, inputs, seed=at), **{KV: kv})
+        num_known = kv.get_seq_length() - NUM_COLUMNS
+        assert num_known < fuse.num_burnt if place != "layer" else num_known >= 0
+        returned = {"max_new_tokens": num_known + 1, "return_dict_in_generate": True, **GREEDY}
+        assert_same_kv(kv, kv_of(run(model, inputs, **returned).output))
+        assert_goes_on(model, kv, whole)
+
+
+def interrupted(
+    model: Any, inputs: dict[str, Any], place: str, fuse: Fuse, spec: SelfSpec, **options: Any
+) -> None:
+    """A call that a user breaks off, at the n-th token or in the midst of the n-th forward."""
+    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
+    lit: list[bool] = []
+    hook = layers[-1].register_forward_pre_hook(of_library(lambda *_: fuse.burn() if lit else None))
+    spec.support(model)  # A new hook is tried before, and the fuse burns in the call.
+    if place == "layer":
+        lit.append(True)
+    else:
+        options |= PLACES[place](fuse)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(model, inputs, custom_generate=spec, **options, **GREEDY)
+    finally:
+        hook.remove()
+
+
+def assert_goes_on(model: Any, kv: DynamicCache, whole: torch.Tensor) -> None:
+    """From all columns of a cache, which are as many in each layer, stock writes the same text."""
+    (num_known,) = {x.get_seq_length() for x in kv.layers if hasattr(x, "get_seq_length")}
+    ids = whole[:, : num_known + 1]  # One of them may be the pad token, which hides nothing.
+    so_far = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
+    assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
 
 
 class ScarceTorch:
@@ -167,18 +183,14 @@ def test_memory_that_ends_within_a_layer_of_the_cache(
     """Of chains: where it has new keys and no new values, or has counted columns alone."""
     model, inputs = tiny_model(name), prompt()
     whole = run(model, inputs, **GREEDY).ids
-    for at in range(20, 32):
+    for at in range(20, 28):
         kv, spec = DynamicCache(config=model.config), doubting(whole, inputs, seed=at)
         spec.support(model)
         with monkeypatch.context() as patch, ExitStack() as stack:
             patch.setattr(cache_utils, "torch", ScarceTorch(at))
             stack.enter_context(pytest.raises(torch.OutOfMemoryError))
             run(model, inputs, custom_generate=spec, **{KV: kv}, **GREEDY)
-        (num_known,) = {x.get_seq_length() for x in kv.layers if hasattr(x, "get_seq_length")}
-        ids = whole[:, : num_known + 1]
-        so_far = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
-        assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
+        assert_goes_on(model, kv, whole)
 
 
 def test_a_call_that_breaks_off_is_counted() -> None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from selfspec import SelfSpec
 from selfspec.cuda.runner import ForwardKey, StaticRunner
-from selfspec.forward import sizes
 from tests.fakes import new_model, of_library, prompt, tiny_model, with_lora
 from tests.lossless.same import (
     FIXED,
@@ -78,38 +78,12 @@ def test_texts_that_cross_length_buckets(
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=250, **SAMPLE)
 
 
-def test_a_second_call_captures_nothing_new(log: list[str]) -> None:
-    model, inputs = tiny_model(), prompt(2)
-    stock = run(model, inputs, **GREEDY)
-    spec = knowing(stock.ids, inputs, **FIXED)
-    captures = []
-    for _ in range(3):
-        run_graphs(model, inputs, spec, **GREEDY)
-        captures.append(log.count("capture"))
-    assert captures[0] > 0
-    assert captures[0] == captures[1] == captures[2]
-
-
-def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
-    """Other prompts, other rows, other padding, in the slots of those before."""
-    model = tiny_model("gemma3")
-    spec = SelfSpec()
-    for num_rows, length, seed in ((3, 17, 1), (1, 30, 2), (2, 9, 3), (3, 17, 4)):
-        inputs = prompt(num_rows, length, seed=seed)
-        both = run_both(model, inputs, spec, drafts=False, seed=seed, **SAMPLE)
-        assert both.stats.forward == "graph"
-
-
 def test_inference_mode_and_back(log: list[str]) -> None:
     model, spec = new_model("gemma3"), SelfSpec()
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode():
             run_both(model, prompt(3), spec, drafts=False, **GREEDY)
             assert spec.stats.forward == "graph"
-
-
-def out_of_memory(*_args: Any, **_options: Any) -> Any:
-    raise torch.OutOfMemoryError("on purpose")
 
 
 def compile_the_model(model: Any, backend: Any) -> None:
@@ -120,8 +94,9 @@ def compile_its_forward(model: Any, backend: Any) -> None:
     model.forward = torch.compile(model.forward, backend=backend)
 
 
-@pytest.mark.parametrize("compiling", [compile_the_model, compile_its_forward])
-@pytest.mark.parametrize("forward", ["auto", "eager"])
+@pytest.mark.parametrize(
+    ("compiling", "forward"), [(compile_the_model, "auto"), (compile_its_forward, "eager")]
+)
 def test_a_model_that_is_compiled_runs_as_it_is(
     compiling: Any, forward: str, log: list[str]
 ) -> None:
@@ -153,17 +128,6 @@ def test_all_of_these_tests_by_captured_graphs() -> None:
 # who may not use graphs, and why
 
 
-def add_accelerate(model: Any) -> None:
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-    add_hook_to_module(model.model.layers[1], AlignDevicesHook())
-
-
-def compile_it(model: Any) -> None:
-    mlp = model.model.layers[0].mlp
-    mlp.forward = torch.compile(mlp.forward, backend="eager")
-
-
 def spread(model: Any) -> None:
     """As `device_map` would; the other device is one that holds no values."""
     model.lm_head.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(2, device="meta")))
@@ -174,32 +138,35 @@ def as_it_is(model: Any) -> None:
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+# What is done to which model, and why it can't be captured then.
 REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
-        new_model,
-        lambda model: model.model.layers[0].register_forward_hook(of_library(lambda *_: None)),
-        "'model.layers.0' has the hook '<lambda>', whose Python a replay would leave out",
-    ),
-    "pre-hook": (
         new_model,
         lambda model: model.register_forward_pre_hook(of_library(lambda *_: None)),
         "it has the hook '<lambda>', whose Python a replay would leave out",
     ),
-    "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
-    "compiled": (new_model, compile_it, "torch.compile runs it"),
+    "accelerate": (
+        new_model,
+        lambda model: add_hook_to_module(model.model.layers[1], AlignDevicesHook()),
+        "accelerate's hooks move its tensors about",
+    ),
+    "compiled": (
+        new_model,
+        lambda model: model.model.layers[0].mlp.compile(backend="eager"),
+        "torch.compile runs it",
+    ),
     "spread": (new_model, spread, "it is spread over cpu, meta"),
-    "scales": (lambda: new_model("llama4"), as_it_is, "it scales its queries by their column"),
     "experts": (
-        lambda: new_model("qwen3-moe"),
+        partial(new_model, "qwen3-moe"),
         lambda model: model.set_experts_implementation("eager"),
         "capturing it fails",
     ),
     "rope": (
-        lambda: new_model(rope_parameters=DYNAMIC),
+        partial(new_model, rope_parameters=DYNAMIC),
         as_it_is,
         "its dynamic rotary embedding changes with the length of a forward",
     ),
-    "chain": (lambda: new_model("bloom"), as_it_is, "a chain grows transformers' KV cache"),
+    "chain": (partial(new_model, "bloom"), as_it_is, "a chain grows transformers' KV cache"),
 }
 
 
@@ -209,8 +176,7 @@ def test_a_model_that_can_not_be_captured_goes_on_eagerly(
 ) -> None:
     model = new()
     prepare(model)
-    spec = SelfSpec()
-    both = run_both(model, prompt(2), spec, drafts=False, **GREEDY)
+    both = run_both(model, prompt(2), SelfSpec(), drafts=False, **GREEDY)
     assert both.stats.forward == "eager"
     assert reason in str(both.stats.eager_reason)
     assert "replay" not in log
@@ -388,61 +354,7 @@ def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
     assert both.stats.captured_bytes - runner.kv.nbytes == one
 
 
-def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
-    model, inputs, spec = tiny_model(), prompt(), SelfSpec()
-    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
-    longer = prompt(1, 300)
-    with monkeypatch.context() as patch:
-        patch.setattr(sizes, "lasting", out_of_memory)
-        both = run_both(model, longer, spec, drafts=False, **GREEDY)
-    assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
-    run_graphs(model, longer, spec, drafts=False, **GREEDY)
-
-
-def test_an_error_from_outside_leaves_graphs_fit_for_use(log: list[str]) -> None:
-    model, inputs = tiny_model("gemma3"), prompt(3)
-    spec = SelfSpec()
-
-    def fuse(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] > 30:
-            raise KeyError("on purpose")
-        return scores
-
-    with pytest.raises(KeyError, match="on purpose"):
-        run(model, inputs, custom_generate=spec, logits_processor=[fuse], **GREEDY)
-    run_graphs(model, inputs, spec, drafts=False, **GREEDY)
-
-
 # who shares what
-
-
-def test_a_second_thread_goes_on_eagerly(log: list[str]) -> None:
-    """The first one stands still in its midst until the second one is through."""
-    model, inputs = tiny_model("gemma3"), prompt(2)
-    stock = run(model, inputs, repetition_penalty=1.1, **GREEDY)
-    spec = SelfSpec()
-    inside, through = threading.Event(), threading.Event()
-    texts: list[torch.Tensor] = []
-
-    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        inside.set()
-        assert through.wait(60)
-        return scores
-
-    def first() -> None:
-        options = {"repetition_penalty": 1.1, "logits_processor": [wait]}
-        texts.append(run(model, inputs, custom_generate=spec, **options, **GREEDY).ids)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert inside.wait(60)
-    both = run_both(model, prompt(3), spec, drafts=False, **SAMPLE)
-    assert both.stats.forward == "eager"
-    assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
-    through.set()
-    thread.join()
-    assert_same_ids(texts[0], stock.ids)
-    assert spec.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("fails_at", [None, 3])

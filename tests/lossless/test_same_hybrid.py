@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
-from selfspec import SelfSpec, generate_many
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV, kv_of
-from tests.fakes import new_model, of_library, prompt, tiny_model, tiny_tokenizer
+from tests.batch.test_generate_many import assert_as_alone, prompts
+from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     MODES,
     NUM_COLUMNS,
-    NUM_NEW,
-    SAMPLE,
     Call,
-    assert_same_ids,
     assert_same_kv,
     doubting,
     few,
-    late_token,
     run,
     run_both,
     slow,
 )
-from tests.lossless.test_same_criteria import Counting
-from tests.lossless.test_same_failures import PLACES, Fuse
-from tests.lossless.test_same_kv import answered
 from tests.lossless.test_same_predictions import ALONE, KINDS, edited, predicting
 from tests.zoo import BOUNDED, HYBRID, RECURRENT
 
@@ -46,17 +37,10 @@ CHAINS = ("inkling", "qwen4")
 # A state beside attention, in one layer with it, alone, and convolutions alone.
 FEW = ("qwen3-5", "falcon-h1", "mamba2", "lfm2")
 # Their layers with states are those of another family.
-TWINS = ("bailing", "granite-hybrid", "lfm2-moe", "qwen3-5-moe", "qwen3-next")
 
 
 WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3") if name in HYBRID]
 RETURNED = {"return_dict_in_generate": True}
-
-
-@pytest.mark.parametrize("name", DRAFTED)
-def test_states_branch(name: str) -> None:
-    support = SelfSpec().support(tiny_model(name))
-    assert support.mode == ("chain" if name in CHAINS else "tree"), support.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -77,6 +61,7 @@ def test_predictions(name: str, call: Call) -> None:
         if name in DRAFTED:
             assert stats.tokens_per_step > least
             assert stats.num_nodes > stats.num_steps
+            assert stats.mode == ("chain" if name in CHAINS else "tree")
 
 
 @pytest.mark.parametrize("name", few(NAMES, FEW))
@@ -94,38 +79,6 @@ def test_many_prompts(name: str, mode: str, seed: int) -> None:
     """The shortest prompt is as long as some convolutions."""
     inputs, spec = prompt(seed, 3 + 7 * (seed - 1), seed=seed), partial(doubting, seed=seed)
     run_both(tiny_model(name), inputs, spec, seed=seed, drafts=False, **MODES[mode])
-
-
-def chat(
-    model: Any, call: Call, answers: list[Any] | None = None, *, handed_in: bool
-) -> list[tuple[list[list[int]], Any]]:
-    """Two turns on one cache: what was answered, and a copy of the cache behind it.
-
-    With stock's answers, ours are drafted, from an edited form of them.
-    """
-    inputs, kv = call.inputs, DynamicCache(config=model.config) if handed_in else None
-    turns = []
-    for turn in range(2):
-        extra: dict[str, Any] = {} if kv is None else {KV: kv}
-        if answers is not None:
-            prediction = [edited(answer) for answer in answers[turn]]
-            extra |= {"custom_generate": SelfSpec(**ALONE), "prediction": prediction}
-        outcome = run(model, inputs, seed=turn, **RETURNED, **extra, **call.options)
-        kv = kv_of(outcome.output)
-        turns.append((outcome.ids[:, inputs["input_ids"].shape[1] :].tolist(), deepcopy(kv)))
-        inputs = answered(outcome.ids, inputs, turn)
-    return turns
-
-
-@pytest.mark.parametrize("handed_in", [True, slow(False)], ids=["handed-in", "returned"])
-@pytest.mark.parametrize("name", [slow(name) if name in TWINS else name for name in DRAFTED])
-def test_states_go_on_in_a_second_turn(name: str, handed_in: bool, call: Call) -> None:
-    model = tiny_model(name)
-    stock = chat(model, call, handed_in=handed_in)
-    ours = chat(model, call, [answer for answer, _ in stock], handed_in=handed_in)
-    for (our_answer, our_kv), (answer, kv) in zip(ours, stock, strict=True):
-        assert our_answer == answer
-        assert_same_kv(our_kv, kv)
 
 
 @pytest.mark.parametrize("name", [*WINDOWED, *(name for name in DRAFTED if name == "qwen4")])
@@ -149,104 +102,11 @@ def test_no_state_holds_more_than_the_text(name: str, length: int) -> None:
         assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_stop_rules(name: str, call: Call) -> None:
-    """An end token and a criterion, in the middle of a chain."""
-    model, inputs = tiny_model(name), call.inputs
-    answer = run(model, inputs, **call.options).ids[-1, NUM_COLUMNS:].tolist()
-    rules = [
-        lambda: {"eos_token_id": late_token(answer[:-1])},
-        lambda: {"stopping_criteria": [Counting()]},
-    ]
-    for rule in rules:
-        for change in (list, edited):
-            more = {"told": predicting(change), "drafts": False, "fresh": rule, **call.options}
-            run_both(model, inputs, SelfSpec(**ALONE), **RETURNED, **more)
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_processors(name: str, call: Call) -> None:
-    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4}
-    more = {"told": predicting(edited), "drafts": False, **rules, **call.options}
-    run_both(tiny_model(name), call.inputs, SelfSpec(**ALONE), **more)
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("qwen3-5", "processor"),
-        ("falcon-h1", "layer"),
-        ("qwen4", "processor"),
-        ("qwen4", "layer"),
-        ("lfm2", "layer"),
-        slow("qwen3-5", "layer"),
-        *(slow(name, "processor") for name in ("falcon-h1", "lfm2")),
-        *(slow(name, "criterion") for name in ("qwen3-5", "falcon-h1", "qwen4", "lfm2")),
-        *(slow(name, "streamer") for name in ("qwen3-5", "falcon-h1", "qwen4", "lfm2")),
-    ],
-)
-def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> None:
-    """The cache is the one that stock would have left there, and goes on from there."""
-    model, inputs = tiny_model(name), prompt()
-    whole = run(model, inputs, **GREEDY).ids
-    prediction = edited(whole[0, NUM_COLUMNS:].tolist())
-    for at in (2, 5):
-        spec, kv = SelfSpec(**ALONE), DynamicCache(config=model.config)
-        interrupted(model, inputs, place, at, spec, **{KV: kv, "prediction": prediction})
-        num_new = kv.get_seq_length() - NUM_COLUMNS + 1
-        stock = run(model, inputs, max_new_tokens=num_new, **RETURNED, **GREEDY)
-        assert_same_kv(kv, kv_of(stock.output))
-        so_far = {"input_ids": stock.ids, "attention_mask": torch.ones_like(stock.ids)}
-        left = {KV: kv, "max_new_tokens": NUM_NEW - num_new, **GREEDY}
-        assert_same_ids(run(model, so_far, **left).ids, whole)
-
-
-def interrupted(
-    model: Any, inputs: dict[str, Any], place: str, at: int, spec: SelfSpec, **options: Any
-) -> None:
-    """A call that a user breaks off, at the n-th token or in the midst of the n-th forward."""
-    fuse, lit = Fuse(KeyboardInterrupt, at), []
-    if place != "layer":
-        options |= PLACES[place](fuse)
-    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
-    handle = layers[-1].register_forward_pre_hook(
-        of_library(lambda *_: fuse.burn() if lit else None)
-    )
-    try:
-        spec.support(model)  # Tries the model, as it is with the hook, in forwards of its own.
-        lit += [place] if place == "layer" else []
-        with pytest.raises(KeyboardInterrupt):
-            run(model, inputs, custom_generate=spec, **options, **GREEDY)
-    finally:
-        handle.remove()
-
-
 @pytest.mark.parametrize("name", ["qwen3-5", slow("falcon-h1"), slow("mamba2"), slow("lfm2")])
 @pytest.mark.parametrize("mode", MODES)
 def test_many_prompts_over_one_model(name: str, mode: str) -> None:
-    model = tiny_model(name)
-    prompts = [prompt(1, length, seed=length)["input_ids"][0].tolist() for length in (9, 17, 12)]
-    asked = {"max_new_tokens": 12, **MODES[mode]}
     spec = SelfSpec(budget="fixed", max_nodes=6)
-    answers = generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **asked)
-    for answer in answers:
-        ids = torch.tensor([prompts[answer.index]])
-        stock = run(model, {"input_ids": ids}, seed=3 + answer.index, **asked)
-        assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
-
-
-def test_what_is_learned_serves_the_next_call() -> None:
-    """The tables know the first answer when it is asked for again."""
-    model, inputs = tiny_model("qwen3-5"), prompt()
-    spec = SelfSpec(budget="fixed", max_nodes=8)
-    for options in (GREEDY, GREEDY, SAMPLE):
-        run_both(model, inputs, spec, drafts=False, **options)
-
-
-@pytest.mark.parametrize("name", ["falcon-mamba", "jamba", "mamba", "zamba"])
-def test_a_forward_that_forgets_the_state_verifies_nothing(name: str) -> None:
-    """Of several tokens, their layers read all as if they were a text's first ones."""
-    assert_plain(tiny_model(name))
+    assert_as_alone(tiny_model(name), prompts((9, 17, 12)), spec, max_new_tokens=12, **MODES[mode])
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -258,11 +118,3 @@ def test_trees_bound_no_time_steps(name: str, spread: float) -> None:
     stats = run_both(model, prompt(), SelfSpec(**ALONE), **more).stats
     assert stats.mode == "tree"
     assert stats.num_nodes > stats.num_steps
-
-
-def assert_plain(model: Any) -> None:
-    """A model is decoded plainly; its text is stock's, whatever is predicted."""
-    more = {"told": predicting(edited), "drafts": False, "max_new_tokens": 60, **GREEDY}
-    stats = run_both(model, prompt(), SelfSpec(**ALONE), **more).stats
-    assert stats.disabled_reason is not None
-    assert stats.num_nodes == stats.num_steps

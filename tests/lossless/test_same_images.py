@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import GREEDY, MODES, Call, run_both
+from tests.lossless.same import GREEDY, MODES, Call, run_both, slow
 from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
 from tests.zoo import VOCAB
 from tools.census_families.inputs import media_inputs
@@ -53,14 +53,15 @@ def test_three_samples_of_one_prompt(name: str) -> None:
     by_drafts(name, prompt_with_image(name), num_return_sequences=3, **MODES["sample"])
 
 
-@pytest.mark.parametrize("name", DRAFTED)
+@pytest.mark.parametrize("name", [*DRAFTED, "mllama"])
+@pytest.mark.filterwarnings(OF_MLLAMA)
 def test_an_image_in_a_first_turn_and_text_in_a_second(name: str) -> None:
-    model, caches = seeing_model(name), []
+    """In Mllama's second call, only the lengths of the layers of its KV tell of the image."""
+    model = seeing_model(name)
 
     def first_turn() -> dict[str, Any]:
         cache, inputs = DynamicCache(config=model.config.get_text_config()), prompt_with_image(name)
         model.generate(**inputs, **{KV: cache}, max_new_tokens=1, do_sample=False)
-        caches.append(cache)
         return {KV: cache}
 
     ids = torch.cat([prompt_with_image(name)["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
@@ -68,7 +69,11 @@ def test_an_image_in_a_first_turn_and_text_in_a_second(name: str) -> None:
     for types in ("token_type_ids", "mm_token_type_ids"):
         if types in prompt_with_image(name):
             inputs[types] = (ids == ids[0, 10]).int()
-    by_drafts(name, inputs, fresh=first_turn, **GREEDY)
+    if name in DRAFTED:
+        by_drafts(name, inputs, fresh=first_turn, **GREEDY)
+    else:
+        both = run_both(model, inputs, fresh=first_turn, drafts=False, **GREEDY)
+        assert (both.stats.mode, both.stats.disabled_reason) == ("plain", COLUMNS)
 
 
 @pytest.mark.parametrize("name", DRAFTED)
@@ -96,31 +101,9 @@ def test_images_with_columns_of_their_own(name: str) -> None:
         assert found in (COLUMNS, of_mllama) or "trying GitForCausalLM fails" in found
 
 
-@pytest.mark.filterwarnings(OF_MLLAMA)
-def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
-    """Nothing in the call tells of the image, but the layers of its KV have different lengths."""
-    model, inputs = seeing_model("mllama"), prompt_with_image("mllama")
-    first = {name: value for name, value in inputs.items() if name != "input_ids"}
-    ids = torch.cat([inputs["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
-
-    def first_turn() -> dict[str, Any]:
-        cache = DynamicCache(config=model.config.get_text_config())
-        model.generate(inputs["input_ids"], **first, **{KV: cache}, max_new_tokens=1)
-        return {KV: cache}
-
-    both = run_both(
-        model,
-        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-        fresh=first_turn,
-        drafts=False,
-        **GREEDY,
-    )
-    assert both.stats.disabled_reason == COLUMNS
-    assert both.stats.mode == "plain"
-
-
-@pytest.mark.parametrize("unreadable", [VOCAB + 3, -200])
-@pytest.mark.parametrize("with_draft_model", [False, True])
+@pytest.mark.parametrize(
+    ("unreadable", "with_draft_model"), [(VOCAB + 3, False), (-200, True), slow(VOCAB + 3, True)]
+)
 def test_ids_that_only_mark_the_place_of_an_image(unreadable: int, with_draft_model: bool) -> None:
     """The context names them after the token in front of them, and no model could embed them."""
     model, inputs = tiny_model(), prompt(2)
@@ -142,15 +125,3 @@ def test_a_decoder_that_looks_at_its_image_in_each_step() -> None:
     model = small_model("blip")
     both = run_both(model, media_inputs(model), drafts=False, **SHORT, **GREEDY)
     assert "'encoder_hidden_states'" in str(both.stats.disabled_reason)
-
-
-def test_types_of_tokens_that_count_are_decoded_plainly() -> None:
-    """Those of GPT-2 are embedded in each step; so are zeros."""
-    inputs, model = prompt(2), tiny_model("gpt2")
-    for value in (0, 5):
-        types = torch.full_like(inputs["input_ids"], value)
-        both = run_both(model, {**inputs, "token_type_ids": types}, drafts=False, **GREEDY)
-        assert both.stats.disabled_reason == (
-            "its plain steps get 'token_type_ids', and drafts do not"
-        )
-    run_both(model, inputs, **GREEDY)

@@ -10,17 +10,14 @@ import pytest
 
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
-from selfspec.engine import Engine
 from selfspec.forward.costs import Costs
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import Branches
-from selfspec.plugin import spec as spec_module
-from tests.fakes import VOCAB, WildSource, lut_of, new_model, of_library, prompt, tiny_model
+from tests.fakes import VOCAB, lut_of, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
     GREEDY,
-    NUM_NEW,
     SAMPLE,
     Call,
     doubting,
@@ -28,7 +25,6 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
-from tests.test_engine_budget import CURVES
 
 OTHERS = ("llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3")
 KNOBS: dict[str, dict[str, Any]] = {
@@ -72,14 +68,6 @@ def test_nothing_stays_behind_but_in_a_session(learning: str, num_rows: int) -> 
     assert (before == _knowledge(spec)) == (learning != "session")
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
-    spec = SelfSpec(learning="request", **FIXED)
-    stats = [run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE).stats for _ in range(2)]
-    assert stats[0].num_steps == stats[1].num_steps
-    assert stats[0].drafted_by_source == stats[1].drafted_by_source
-
-
 def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
     """All that a call could have changed, as values."""
     memory = spec.learned(VOCAB)
@@ -119,29 +107,3 @@ def test_one_fitted_shape(call: Call) -> None:
     with chains.listening(lambda record: trees.append(record.tree.parents)):
         run_both(model, inputs, chains, **call.options)
     assert all(parents == [*range(-1, len(parents) - 1)] for parents in trees)
-
-
-def test_the_default_budget_loses_little_where_wide_forwards_are_dear(
-    call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drafts that are right by chance alone, and costs that nobody knows before they are tried."""
-    model, now, curve, widths = new_model(), [0.0], CostCurve(CURVES["row by row"]), list[int]()
-
-    @of_library
-    def advance(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        now[0] += curve.seconds(ids.shape[1])
-
-    model.register_forward_pre_hook(advance, with_kwargs=True)
-    monkeypatch.setattr(spec_module, "Engine", partial(Engine, clock=lambda: now[0]))
-    spec = SelfSpec(sources=(), extra_sources=[WildSource()])
-    with spec.listening(lambda record: widths.append(len(record.tree))):
-        for seed in range(4):
-            run_both(model, prompt(call.num_rows, seed=seed), spec, drafts=False, **call.options)
-    assert max(widths) > 1
-    plain = curve.seconds(1)
-    first_try = curve.seconds(max(widths)) - plain
-    would_have_taken = 4 * (NUM_NEW - 1) * plain
-    # The ledger counts the mean of the rows, but a call lasts as long as its slowest row.
-    behind = plain if call.num_rows > 1 else 0.0
-    assert spec.total_stats.step_seconds <= 1.02 * would_have_taken + plain + first_try + behind

@@ -10,13 +10,11 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from selfspec import SelfSpec, attach, detach
-from selfspec.batch.many import answers
-from selfspec.batch.prompt_maker import PromptMaker
-from selfspec.session import Session
+from selfspec import SelfSpec
 from selfspec.verify.tape import NoiseTape
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import prompt, tiny_model
 from tests.lossless.same import FIXED, SAMPLE, assert_same_ids, run, run_both, some
+from tests.lossless.test_same_failures import Fuse, Told
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 
@@ -94,26 +92,6 @@ def test_user_code_that_draws_between_tokens_spoils_no_text(peeked, number):
     assert peeked or number == 1
 
 
-def test_seeds_of_many_prompts_are_their_own(peeked):
-    """Each prompt draws from a generator of its own, and the global one stands where it did."""
-    model, state = tiny_model("llama"), torch.get_rng_state()
-    prompts = [list(range(3, 3 + number)) for number in (4, 9, 6)]
-    together = many(model, prompts, seed=5)
-    alone = [many(model, [ids], seed=5 + i)[0] for i, ids in enumerate(prompts)]
-    assert together == alone
-    assert torch.equal(torch.get_rng_state(), state)
-    assert len(peeked) > 5
-
-
-def many(model: Any, prompts: list[list[int]], *, seed: int) -> list[list[int]]:
-    """The tokens of answers to prompts that share forwards."""
-    spec = learned()
-    session, maker = Session(spec.runner(model), spec), PromptMaker(model, None, spec)
-    pairs = ((ids, None) for ids in prompts)
-    found = answers(session, maker, None, pairs, seed, {"max_new_tokens": 16, **SAMPLED})
-    return [answer.ids for answer in sorted(found, key=lambda answer: answer.index)]
-
-
 def test_beside_another_thread_texts_are_those_of_stock(peeked):
     """Where another thread is alive, each number is drawn when its token is."""
     stop = threading.Event()
@@ -129,29 +107,11 @@ def test_beside_another_thread_texts_are_those_of_stock(peeked):
 
 def test_after_an_interrupt_the_generator_has_moved_for_committed_tokens_alone(peeked):
     """A streamer that breaks off after 9 tokens: the state is that of stock's loop there."""
-
-    class Breaking:
-        def __init__(self) -> None:
-            self.count = 0
-
-        def put(self, value: torch.Tensor) -> None:
-            self.count += 1
-            if self.count == 10:
-                raise KeyboardInterrupt
-
-        def end(self) -> None: ...
-
-    states = []
-    model = new_model("llama")
-    for spec in (None, learned()):
-        torch.manual_seed(2)
-        options = {} if spec is None else {"custom_generate": spec}
-        attach(model)
+    model, states = tiny_model("llama"), []
+    for extra in ({}, {"custom_generate": learned()}):
+        breaks_off = Told(Fuse(KeyboardInterrupt, 10))
         with pytest.raises(KeyboardInterrupt):
-            model.generate(
-                **prompt(1), max_new_tokens=24, streamer=Breaking(), **options, **SAMPLED
-            )
-        detach(model)
+            run(model, prompt(1), seed=2, streamer=breaks_off, **extra, **SAMPLED)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
     assert len(peeked) > 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from selfspec import SelfSpec, attach, detach
-from selfspec.weights import is_packed_in_place
-from tests.fakes import fake_trials, new_model, packs_here, prompt
+from selfspec import SelfSpec, attach, detach, load
+from selfspec.weights.packing import is_packed_in_place
+from tests.fakes import fake_trials, new_model, packs_here, prompt, with_lora
 from tests.lossless.same import (
     GREEDY,
     Call,
@@ -26,6 +28,8 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
+from tests.lossless.test_same_entrances import PEFT_NOTE
+from tests.streamed import saved_model
 
 pytestmark = [
     pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights"),
@@ -44,20 +48,39 @@ def num_packed(model: nn.Module) -> int:
     return sum(map(is_packed_in_place, model.modules()))
 
 
-KINDS = {"llama": {}, "tied": {"tie_word_embeddings": True}}
+TIED = {"tie_word_embeddings": True}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_that_of_the_model_before_it_was_packed(kind: str, call: Call) -> None:
-    stock = run(new_model(**KINDS[kind]), call.inputs, **call.options)
-    model = packed_model(**KINDS[kind])
+@pytest.mark.parametrize(("name", "changes"), [("llama", {}), ("llama", TIED), ("bloom", {})])
+def test_the_text_is_that_of_the_model_before_it_was_packed(
+    name: str, changes: dict[str, Any], call: Call
+) -> None:
+    stock = run(new_model(name, **changes), call.inputs, **call.options)
+    model = packed_model(name, **changes)
     number, spec = num_packed(model), doubting(stock.ids, call.inputs)
-    both = run_both(model, call.inputs, spec, **call.options)
+    both = run_both(model, call.inputs, spec, drafts=name != "bloom", **call.options)
     assert_same_ids(both.stock.ids, stock.ids)
     assert (both.stats.forward, both.stats.packing_note) == ("packed", None)
     assert "packed forwards" in str(both.stats)
     assert num_packed(model) == number
     assert_clean(detach(model))
+
+
+@pytest.mark.parametrize(("limit", "is_packed"), [(None, True), ("100%", False)])
+def test_a_model_that_is_loaded_saves_what_it_was_loaded_from(
+    limit: str | None, is_packed: bool, tmp_path: Path
+) -> None:
+    """Where memory is limited, a head that shares its weight is not packed."""
+    stock = run(saved_model(tmp_path, **TIED), prompt(), **GREEDY).ids
+    model = load(str(tmp_path), limit)
+    both = run_both(model, prompt(), SelfSpec(), drafts=False, **GREEDY)
+    assert_same_ids(both.stock.ids, stock)
+    assert both.stats.forward == "packed"
+    assert is_packed_in_place(model.lm_head) == is_packed
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    model.save_pretrained(tmp_path / "again")
+    again = (tmp_path / "again" / "model.safetensors").read_bytes()
+    assert again == (tmp_path / "model.safetensors").read_bytes()
 
 
 def test_a_model_that_could_be_packed_is_told_so_until_that_was_tried() -> None:
@@ -132,18 +155,65 @@ def in_float64(model: Any, layer: nn.Linear) -> None:
     layer.weight.data.neg_()
 
 
-@pytest.mark.parametrize("edit", [*EDITS.values(), in_float64], ids=[*EDITS, "in float64"])
-def test_an_edited_model_is_not_computed_from_old_weights(edit: Edit) -> None:
+def trained(model: Any, _layer: nn.Linear) -> None:
+    model.requires_grad_(True)
+    model(**prompt()).logits.sum().backward()
+    assert all(weight.grad is not None for weight in model.model.layers.parameters())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.01 * weight.grad
+
+
+def with_a_gradient_at_the_input(model: Any, _layer: nn.Linear) -> None:
+    """As adapters and prompts that are learned have it."""
+    embedded = model.get_input_embeddings()(prompt()["input_ids"]).detach().requires_grad_(True)
+    model(inputs_embeds=embedded).logits.sum().backward()
+    assert embedded.grad is not None
+    assert embedded.grad.abs().sum() > 0
+
+
+def under_autocast(model: Any, _layer: nn.Linear) -> None:
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(**prompt())
+
+
+def with_an_adapter(model: Any, _layer: nn.Linear) -> None:
+    wrapped = with_lora(model)
+    run(model, prompt(), **SHORTLY)
+    assert wrapped.merge_and_unload() is model
+
+
+WORK: dict[str, Edit] = {
+    **EDITS,
+    "in float64": in_float64,
+    "read": lambda _, layer: layer.weight.isfinite(),
+    "pickled": lambda model, _: torch.save(model, io.BytesIO()),
+    "copied": lambda model, _: model.load_state_dict(copy.deepcopy(model).state_dict()),
+    "trained": trained,
+    "with a gradient at the input": with_a_gradient_at_the_input,
+    "under autocast": under_autocast,
+    "with an adapter": with_an_adapter,
+}
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_a_model_is_computed_from_the_weights_that_it_has_after_any_work(work: Edit) -> None:
+    """Whoever needs weights gets them back, and no later call packs them again."""
     models = new_model(), packed_model()
+    before = num_packed(models[1])
     for model in models:
         torch.manual_seed(3)
-        edit(model, model.model.layers[0].mlp.down_proj)
+        work(model, model.model.layers[0].mlp.down_proj)
     stock = run(models[0], prompt(), **SHORTLY).ids
     both = run_both(models[1], prompt(), SelfSpec(), drafts=False, **SHORTLY)
     assert_same_ids(both.stock.ids, stock)
+    assert num_packed(models[1]) < before
+    for name, weight in models[0].state_dict().items():
+        assert torch.equal(models[1].state_dict()[name], weight)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *map(slow, range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *map(slow, range(1, 6))])
 def test_any_edits_one_after_the_other(seed: int) -> None:
     chance, models, packed = random.Random(seed), [new_model(), packed_model()], 0
     for _ in range(20):
@@ -165,11 +235,6 @@ def test_any_edits_one_after_the_other(seed: int) -> None:
     assert packed > 5
 
 
-def test_chains_are_packed_too() -> None:
-    both = run_both(packed_model("bloom"), prompt(), SelfSpec(), drafts=False, **GREEDY)
-    assert both.stats.forward == "packed"
-
-
 def test_half_precision_has_one_text_from_the_first_call_on() -> None:
     """Weights were packed by the clock once, so that a text depended on when that was."""
     model, spec = packed_model(dtype=torch.bfloat16), SelfSpec(learning="request", budget="fixed")
@@ -184,13 +249,8 @@ def merged(model: Any) -> None:
         weight.data += torch.zeros(len(weight), 1) @ torch.ones(1, weight.shape[1])
 
 
-def trained(model: Any) -> None:
-    model(**prompt()).logits.sum().backward()
-    model.zero_grad()
-
-
 NEIGHBOURS: dict[str, Callable[[Any], Any]] = {
-    "trains": trained,
+    "trains": lambda model: model(**prompt()).logits.sum().backward(),
     "reads .data": lambda model: [weight.data for weight in model.parameters()],
     "saves": lambda model: model.state_dict(),
     "moves": lambda model: model.to("cpu", torch.float32),

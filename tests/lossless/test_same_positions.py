@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from selfspec import SelfSpec, generate_many
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV
-from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model, tiny_tokenizer
-from tests.lossless.same import FIXED, SAMPLE, Call, attached, run, run_both
+from tests.batch.test_generate_many import assert_as_alone, prompts
+from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model
+from tests.lossless.same import FIXED, SAMPLE, Call, attached, run_both
 from tests.zoo import MULTIMODAL
 
 COUNTING = ("exaone4-5", "hyperclovax-vision-v2")  # They give their plain steps no positions.
@@ -52,18 +53,9 @@ def some_rows(model: Any, call: Call, *, chains: str | None = None) -> None:
 
 
 def many_prompts(model: Any) -> None:
-    prompts = [prompt(1, length, seed=length)["input_ids"][0].tolist() for length in (17, 5, 30)]
     spec = SelfSpec(extra_sources=[WildSource()], **FIXED)
-    options: dict[str, Any] = {"max_new_tokens": 12, **SAMPLE}
     with attached(model):
-        answers = list(
-            generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **options)
-        )
-    for answer in answers:
-        ids = torch.tensor([prompts[answer.index]])
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        stock = run(model, inputs, seed=3 + answer.index, **options)
-        assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
+        assert_as_alone(model, prompts((17, 5, 30)), spec, max_new_tokens=12, **SAMPLE)
 
 
 @pytest.mark.parametrize("name", MULTIMODAL)

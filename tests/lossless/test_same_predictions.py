@@ -67,14 +67,6 @@ def test_every_budget(name: str) -> None:
         run_both(tiny_model(), prompt(), spec, told=told, drafts=False, **options)
 
 
-@pytest.mark.parametrize("name", ["bloom", "gemma3"])
-def test_other_architectures(name: str) -> None:
-    """The first gets chains."""
-    more = {"told": predicting(edited), "drafts": False, **GREEDY}
-    both = run_both(tiny_model(name), prompt(3), SelfSpec(**ALONE), **more)
-    assert both.stats.tokens_per_step > 1.5
-
-
 def test_returned_sequences_share_a_prediction() -> None:
     options = SAMPLE | {"num_return_sequences": 3}
     options["told"] = lambda ids: {"prediction": answers(ids)[::3]}

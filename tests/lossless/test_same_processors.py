@@ -71,7 +71,7 @@ def test_rules(name: str, rule: dict[str, Any], call: Call) -> None:
     run_both(tiny_model(name), call.inputs, drafts=name != "bloom", **call.options, **rule)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 @pytest.mark.parametrize("warpers", WARPERS.values(), ids=WARPERS)
 def test_warpers(warpers: dict[str, Any], num_rows: int) -> None:
     run_both(tiny_model(), prompt(num_rows), do_sample=True, **warpers)
@@ -93,7 +93,7 @@ def wordy_model() -> PreTrainedModel:
         slow({"temperature": 0.3}),
         {"temperature": 0.3, "top_k": 0},
         slow({"temperature": 0.3, "top_k": 0, "typical_p": 0.5}),
-        {"do_sample": False},
+        slow({"do_sample": False}),
     ],
     ids=str,
 )

@@ -20,17 +20,19 @@ from selfspec import (
     UnsupportedError,
     WeightsError,
     attention,
-    generate_many,
     load,
 )
 from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import held_weight, rounded_bits, rounded_model
+from selfspec.weights import held_weight, rounded_model
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounded import products_of_a_step
-from selfspec.weights.streamed import is_streamed, rounded_file
-from tests.fakes import prompt, tiny_tokenizer
+from selfspec.weights.rounded_model import rounded_bits
+from selfspec.weights.streamed import rounded_file
+from selfspec.weights.streamed.stream import is_streamed
+from tests.batch.test_generate_many import assert_as_alone, prompts
+from tests.fakes import prompt
 from tests.lossless.same import (
     GREEDY,
     Call,
@@ -48,7 +50,6 @@ MIXED = {"layer_types": ["conv", "full_attention"] * 3}
 KINDS = {"llama": {}, "llama, tied": TIED, "gemma2": {}, "bloom": {}, "lfm2": MIXED}
 
 
-WEIGHTS = ("int8", "int4")
 # Shapes that 4 bits can have.
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
@@ -60,8 +61,15 @@ def loaded(folder: Path, kind: str = "llama", weights: str = "int8", **changes: 
     return model
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [
+        *(("llama", "int8"), ("llama", "int4"), ("llama, tied", "int4")),
+        *(("gemma2", "int8"), ("bloom", "int4"), ("lfm2", "int8")),
+        *(slow("llama, tied", "int8"), slow("gemma2", "int4")),
+        *(slow("bloom", "int8"), slow("lfm2", "int4")),
+    ],
+)
 def test_plain_and_with_drafts(kind: str, weights: str, call: Call, tmp_path: Path) -> None:
     model = loaded(tmp_path, kind, weights)
     assert model.dtype is torch.float32
@@ -73,8 +81,10 @@ def test_plain_and_with_drafts(kind: str, weights: str, call: Call, tmp_path: Pa
     assert both.stats.forward == "packed"
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("llama", "int8"), ("llama, tied", "int4"), slow("llama, tied", "int8")],
+)
 def test_logits_of_steps_do_not_depend_on_how_many_tokens_there_are(
     kind: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,46 +120,23 @@ def test_trees_of_any_width(tmp_path: Path) -> None:
     assert sum(width > 64 for width in widths) > 10
 
 
-@pytest.mark.slow
-def test_a_model_that_is_unpickled_in_another_process(tmp_path: Path) -> None:
-    """It has ordinary weights, with the values of the rounded ones."""
-    ids = torch.arange(9)[None]
-    torch.save(loaded(tmp_path), tmp_path / "model.pt")
-    code = (
-        "import sys, torch\n"
-        "torch.set_num_threads(1)\n"
-        "model = torch.load(sys.argv[1], weights_only=False)\n"
-        "torch.save(model(torch.arange(9)[None]).logits, sys.argv[2])"
-    )
-    files = str(tmp_path / "model.pt"), str(tmp_path / "logits.pt")
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    expected = torch.load(files[0], weights_only=False)(ids).logits
-    torch.testing.assert_close(torch.load(files[1]), expected)
+def test_many_prompts(tmp_path: Path) -> None:
+    given = prompts((20, 3, 12, 9))
+    assert_as_alone(loaded(tmp_path), given, SelfSpec(), max_new_tokens=20, **GREEDY)
 
 
-def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
-    model = loaded(tmp_path)
-    prompts = [prompt(1)["input_ids"][0, :length].tolist() for length in (3, 20, 12, 9)]
-    options = {**GREEDY, "max_new_tokens": 20}
-    alone = [run(model, {"input_ids": torch.tensor([ids])}, **options).ids[0] for ids in prompts]
-    answers = generate_many(model, tiny_tokenizer(), prompts, max_rows=3, **options)
-    for answer in answers:
-        assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
-
-
-@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize(
-    ("kind", "call"),
+    ("kind", "weights", "call"),
     [
-        ("llama", Call(3, "sample")),
-        ("lfm2", Call(1, "greedy")),
-        slow("llama, tied", Call(1, "greedy")),
-        slow("gemma2", Call(3, "sample")),
+        ("llama", "int8", Call(3, "sample")),
+        ("lfm2", "int4", Call(1, "greedy")),
+        slow("llama", "int4", Call(3, "sample")),
+        slow("llama, tied", "int4", Call(1, "greedy")),
+        slow("gemma2", "int8", Call(3, "sample")),
     ],
 )
 def test_layers_that_are_read_from_disk(
-    kind: str, call: Call, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, weights: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits are those of the same weights in memory, whichever layers are streamed.
 
@@ -259,32 +246,27 @@ def test_what_is_saved_are_the_rounded_weights(
     with caplog.at_level(logging.WARNING, "selfspec"):
         model.save_pretrained(tmp_path / "second")
     assert "it gets, and saves, copies, with the values of rounded" in caplog.text
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "second")
-    for name, weight in again.named_parameters():
-        assert torch.equal(weight, model.get_parameter(name))
-    assert again.lm_head.weight is again.model.embed_tokens.weight
+    torch.save(model, tmp_path / "model.pt")
+    unpickled = torch.load(tmp_path / "model.pt", weights_only=False)
+    for again in (AutoModelForCausalLM.from_pretrained(tmp_path / "second"), unpickled):
+        for name, weight in again.named_parameters():
+            assert torch.equal(weight, model.get_parameter(name))
+        assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
-def test_models_that_it_is_not_for(tmp_path: Path) -> None:
-    saved_model(tmp_path, "gpt2")
+def test_what_can_not_be_had_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_model(tmp_path / "gpt2", "gpt2")
     with pytest.raises(UnsupportedError, match="most of its weights in linear layers"):
-        load(str(tmp_path), weights="int8")
-
-
-def test_options_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        load(str(tmp_path / "gpt2"), weights="int8")
     saved_model(tmp_path)
     with pytest.raises(ConfigError, match="weights must be 'int8', 'int4' or left out"):
         load(str(tmp_path), weights="int3")
-    monkeypatch.setattr(loading, "_device", torch.device)
-    with pytest.raises(ConfigError, match="weights are for a CPU"):
-        load(str(tmp_path), weights="int8", device="cuda")
-
-
-def test_a_cpu_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_model(tmp_path)
     monkeypatch.setattr(loading, "rounding_reason", lambda _: "this build of torch has none")
     with pytest.raises(UnsupportedError, match="can't be had here: this build of torch has none"):
         load(str(tmp_path), weights="int8")
+    monkeypatch.setattr(loading, "_device", torch.device)
+    with pytest.raises(ConfigError, match="weights are for a CPU"):
+        load(str(tmp_path), weights="int8", device="cuda")
 
 
 @pytest.mark.slow
@@ -300,7 +282,7 @@ def test_all_that_with_avx2() -> None:
 
 
 def test_a_chat_whose_turns_are_kept(tmp_path: Path) -> None:
-    model, options = loaded(tmp_path, weights="int4"), {**GREEDY, "max_new_tokens": 20}
+    model, options = loaded(tmp_path, weights="int4"), {**GREEDY, "max_new_tokens": 8}
     ids = prompt(1)["input_ids"]
     spec = SelfSpec(kept_kv="100MB")
     for _ in range(3):

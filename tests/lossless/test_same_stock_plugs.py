@@ -36,8 +36,7 @@ def assisted(model: Any, spec: SelfSpec, inputs: dict[str, Any], **options: Any)
     return ids  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("doubt", [False, True], ids=["default", "doubting"])
-@pytest.mark.parametrize("eos", [None, 15], ids=["endless", "ends"])
+@pytest.mark.parametrize(("doubt", "eos"), [(True, None), (False, 15), slow(True, 15)])
 @pytest.mark.parametrize(
     "name", ["llama", "mistral", "gemma3", slow("gpt2"), slow("llama4"), slow("olmo2")]
 )

@@ -12,7 +12,7 @@ import torch
 
 from selfspec.errors import ConfigError
 from selfspec.machine import user_files
-from selfspec.machine.hardware import device_name, processor
+from selfspec.machine.device import device_name, processor
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.user_files import replace_bytes, user_folder
 

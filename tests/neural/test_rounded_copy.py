@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from selfspec.compat.generation import KV
-from selfspec.forward.rows import KVRow
+from selfspec.forward.columns import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.neural.copy_source import CopyText

@@ -37,8 +37,7 @@ class Checked:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
-def test_paths_are_read_and_dropped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.neural.small_model._CHUNK", 4)
+def test_paths_are_read_and_dropped(name: str) -> None:
     dice = random.Random(1)
 
     def ids(number: int) -> tuple[int, ...]:

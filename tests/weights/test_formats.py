@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.weights import formats
-from selfspec.weights.formats import Packer, pack_float16, packers_for, reorder
+from selfspec.weights.formats import Packer, pack_float16, packer_for, reorder
 from selfspec.weights.held_weight import hold
 from tests.fakes import packs_here
 
@@ -92,9 +92,9 @@ def test_what_stock_converts_is_left_to_stock():
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    packers_for.cache_clear()
+    packer_for.cache_clear()
     yield
-    packers_for.cache_clear()
+    packer_for.cache_clear()
 
 
 @pytest.mark.parametrize("error", [AttributeError, NotImplementedError, RuntimeError, TypeError])
@@ -106,12 +106,12 @@ def test_a_torch_without_the_private_operators_packs_nothing(error, fresh, monke
 
     monkeypatch.setattr(formats, "reordered", gone)
     monkeypatch.setattr(formats, "float16_packed", gone)
-    assert not any(packers_for(dtype) for dtype in ROUNDING)
+    assert not any(packer_for(dtype) for dtype in ROUNDING)
 
 
 def test_operators_that_compute_something_else_are_not_used(fresh, monkeypatch):
     monkeypatch.setattr(formats, "reordered", lambda weight: weight)
     monkeypatch.setattr(formats, "reordered_product", lambda x, packed, bias: x)
     monkeypatch.setattr(formats, "float16_product", lambda x, packed: x)
-    assert not packers_for(torch.float32)
-    assert not packers_for(torch.bfloat16)
+    assert not packer_for(torch.float32)
+    assert not packer_for(torch.bfloat16)

@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
-from selfspec.weights import PackedWeight
 from selfspec.weights.fingerprint import contents_of
 from selfspec.weights.formats import reorder
-from selfspec.weights.held_weight import hold
+from selfspec.weights.held_weight import PackedWeight, hold
 from tests.fakes import packs_here
 from tests.weights.test_formats import PACKINGS, needs
 

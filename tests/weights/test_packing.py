@@ -13,8 +13,10 @@ from torch import nn
 from torch.nn.utils import prune
 
 from selfspec import attach, detach
-from selfspec.weights import PackedWeight, formats, linears_of, pack
+from selfspec.weights import formats
 from selfspec.weights import packing as module
+from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.packing import _pays, linears_of, pack
 from tests.fakes import fake_trials, new_model, packs_here, prompt
 from tests.weights.test_formats import needs
 
@@ -123,7 +125,7 @@ def test_what_torch_cannot_pack_is_left_alone_with_a_reason(name):
 def test_a_weight_that_no_format_can_hold_is_left_alone(monkeypatch):
     """As one with a NaN, of which there is no float16 copy."""
     needs(formats.pack_float16, torch.bfloat16)
-    monkeypatch.setattr("tests.fakes.packers_for", lambda dtype: (formats.pack_float16,))
+    monkeypatch.setattr(module, "packer_for", lambda dtype: formats.pack_float16)
     layers = (nn.Linear(16, 24, dtype=torch.bfloat16) for _ in range(2))
     model = nn.Sequential(*layers)
     model[0].weight.data[3, 4] = torch.nan
@@ -138,6 +140,23 @@ def test_it_must_pay_and_what_looks_slow_beside_another_program_is_timed_again(m
         reason = pack(nn.Sequential(nn.Linear(16, 24)))
         assert (reason is None) == packs
         assert packs or "does not pay on this machine" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("shares", "pays"),
+    [((0.5, 0.5), True), ((0.95, 0.95), False), ((1.5, 0.3), False), ((1.1, 0.3), True)],
+)
+def test_it_pays_where_one_token_and_eight_are_faster(shares, pays, monkeypatch):
+    """And where a single token, as in plain calls, is not much slower."""
+
+    def seconds(products: list[Any], inputs: list[torch.Tensor]) -> float:
+        return 1.0 if hasattr(products[0], "func") else shares[len(inputs[0]) > 1]
+
+    weights, before = list(torch.randn(3, 24, 16)), torch.get_rng_state()
+    assert _pays(formats.reorder, weights) in (True, False)
+    assert torch.equal(before, torch.get_rng_state())
+    monkeypatch.setattr(module, "_seconds", seconds)
+    assert _pays(formats.reorder, weights) == pays
 
 
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
-from selfspec.weights import PackedWeight, rounding_reason
-from selfspec.weights.held_weight import hold
-from selfspec.weights.rounded import RoundedMatrix, round_weight
+from selfspec.weights.held_weight import PackedWeight, hold
+from selfspec.weights.rounded import RoundedMatrix, round_weight, rounding_reason
 
 pytestmark = pytest.mark.skipif(rounding_reason(8) is not None, reason="torch has no products here")
 

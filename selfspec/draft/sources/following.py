@@ -9,12 +9,12 @@ also goes on wherever else the last tokens are stored, as after a deletion.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
-from selfspec.draft.sources.source import Cursor
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 # When 4 tokens in a row agree, the text goes on from there. A token to which a way on leads counts
@@ -178,6 +178,23 @@ class IndexedText:
             return reversed(places[-self._num_newest :])
         middle = bisect_left(places, left + 1)
         return (*places[middle : middle + 4], *reversed(places[max(middle - 2, 0) : middle]))
+
+
+class Prediction(Source):
+    """What the answer will probably look like: a text of the caller's, for one call.
+
+    Its rows may share one.
+    """
+
+    name = "prediction"
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.text = IndexedText(token_ids)
+
+    def open(self, row: RowStart) -> FollowingCursor:
+        """A cursor in front of the answer's first token, which is expected with some trust."""
+        front = Following(((0, SURE - 1),), left=0, ahead=0)
+        return FollowingCursor(self.name, self.text, front)
 
 
 @lru_cache(maxsize=1024)

@@ -83,7 +83,7 @@ class LutSource(Source):
         return self._keys.nbytes + self.token_ids.nbytes + self.probabilities.nbytes
 
     def open(self, row: RowStart) -> LastTokensCursor:
-        return LastTokensCursor(self, (-1, -1, *row.prompt_ids[-2:]), 2)
+        return LastTokensCursor(self.next_tokens, (-1, -1, *row.prompt_ids[-2:]), 2)
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import maxsize
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,24 +138,23 @@ class Source:
         """Learns what `arrays` gave."""
 
 
-class NextTokens(Protocol):
-    """A source that knows what comes after the last tokens of a text."""
-
-    def next_tokens(self, last: tuple[int, ...]) -> list[Candidate]: ...
-
-
 class LastTokensCursor(Cursor):
     """What a source names after the last `num` tokens of one row's text."""
 
-    def __init__(self, source: NextTokens, prompt_ids: Sequence[int], num: int) -> None:
-        self._source, self._num = source, num
+    def __init__(
+        self,
+        next_tokens: Callable[[tuple[int, ...]], list[Candidate]],
+        prompt_ids: Sequence[int],
+        num: int,
+    ) -> None:
+        self._next_tokens, self._num = next_tokens, num
         self._last = tuple(prompt_ids[-num:])
 
     def root(self) -> tuple[int, ...]:
         return self._last
 
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
-        return self._source.next_tokens(state)
+        return self._next_tokens(state)
 
     def follow(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
         return (*state, token)[-self._num :]

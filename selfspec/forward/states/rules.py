@@ -3,7 +3,7 @@
 A layer of transformers reads the tokens of a forward one after the other, in chunks. Its rule for a
 chunk holds for a tree too if "all tokens before this one" becomes "all ancestors of this node".
 Parents come before their children. The rules write to no state: what the nodes would add to
-it is a `StateUpdate`, and `decay` and `add` let it follow a path. Sums are in float32, as in
+it is a `StateUpdate`, by which `move_on` lets it follow a path. Sums are in float32, as in
 transformers.
 
 Shapes: B rows, W nodes, H heads, C channels of a convolution; a state is (K, V) for each head.
@@ -101,15 +101,10 @@ def along(update: StateUpdate, paths: Paths) -> StateUpdate:
     return StateUpdate(keys, values, left.masked_fill(~moves, 0).exp().mT)
 
 
-def decay(left: torch.Tensor, state: torch.Tensor) -> None:
-    """Keeps of a state (B, H, K, V) what a path leaves of it, in one write."""
-    state.mul_(left)
-
-
-def add(keys: torch.Tensor, values: torch.Tensor, state: torch.Tensor) -> None:
-    """Adds to a state (B, H, K, V) what a path adds to it, in one write."""
-    parts = (part.flatten(0, 1).to(state.dtype) for part in (keys.mT, values))
-    state.flatten(0, 1).baddbmm_(*parts)
+def move_on(state: torch.Tensor, path: StateUpdate) -> None:
+    """Lets a state (B, H, K, V) follow a path, by what `along` says of it."""
+    keys, values = (part.flatten(0, 1).to(state.dtype) for part in (path.keys.mT, path.values))
+    state.mul_(path.decays).flatten(0, 1).baddbmm_(keys, values)
 
 
 def in_full(device_type: str) -> AbstractContextManager[Any]:

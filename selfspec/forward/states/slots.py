@@ -7,13 +7,11 @@ after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.compat.modules import num_writes
 from selfspec.compat.states import CONVOLUTION, StatePlace, states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.states.rules import (
@@ -21,15 +19,10 @@ from selfspec.forward.states.rules import (
     Paths,
     StateUpdate,
     across_rows,
-    add,
     along,
-    decay,
     in_full,
+    move_on,
 )
-
-Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
-# For each state that is to move on: its tensor, how often that was written, its rows, the writes.
-PendingWrites = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
 
 
 class Branches(NamedTuple):
@@ -61,6 +54,7 @@ class States:
         self.layers: dict[int, Any] = {}
         self.branches: Branches | None = None
         self.generation = 0  # Grows when states get another address.
+        self.is_torn = False  # Have some moved on and others not, since an interrupt came?
         self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
         self._shapes: dict[StatePlace, torch.Size] = {}  # (C, size), (size,) or (H, K, V)
         # Keys: ids of tensors that layers show. The tensors are held here, so no id is used again.
@@ -148,25 +142,26 @@ class States:
         assert self.branches is not None
         self.branches.updates[place] = update
 
-    def moves(self, first: int, paths: Sequence[Sequence[int]]) -> PendingWrites:
-        """How the states of rows that lie side by side follow these paths; `settle` moves them."""
+    def follow(self, first: int, paths: Sequence[Sequence[int]]) -> None:
+        """Moves the states of rows that lie side by side on along these paths."""
         if not self._stores:
-            return []
+            return
         branches, self.branches = self.branches, None
         if branches is None or branches.updates.keys() != self._stores.keys():
             raise UnsupportedError(
                 "a forward over several tokens moves its running states on by code of its own"
             )
-        rows, due = slice(first, first + len(paths)), dict[StatePlace, Writes]()
+        rows, self.is_torn = slice(first, first + len(paths)), True
         for device in {store.device for store in self._stores.values()}:
-            mine = (place for place, store in self._stores.items() if store.device == device)
-            here = {place: branches.updates[place] for place in mine}
+            stores = self._stores.items()
+            states = {place: store[rows] for place, store in stores if store.device == device}
             ancestry = branches.ancestry.on(device)
+            here = Branches(ancestry, {place: branches.updates[place] for place in states})
             on_device = Paths.of(paths, ancestry.depths.shape[1], device)
-            due |= _moves_of_columns(Branches(ancestry, here), on_device)
-            due |= _moves_of_rules(here, on_device)
-        pairs = [(self._stores[place], writes) for place, writes in due.items()]
-        return [(store, num_writes(store), store[rows], writes) for store, writes in pairs]
+            with in_full(device.type):
+                _move_columns(states, here, on_device)
+                _move_by_rules(states, here.updates, on_device)
+        self.is_torn = False
 
     def move_row(self, source: int, target: int) -> None:
         for store in self._stores.values():
@@ -191,22 +186,12 @@ class States:
 
     def clear(self, *, keeps_stores: bool) -> None:
         """Forgets all rows, and unless it `keeps_stores`, where their states were."""
-        self.branches, self._shown, self._columns = None, {}, {}
+        self.branches, self._shown, self._columns, self.is_torn = None, {}, {}, False
         if not keeps_stores:
             self._stores = {}
         for layer in self.layers.values():
             layer.conv_states.clear()
             layer.recurrent_states.clear()
-
-
-def apply_writes(moves: PendingWrites) -> None:
-    """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
-    while moves:
-        store, num_before, state, writes = moves[-1]
-        with in_full(store.device.type):
-            for write in writes[num_writes(store) - num_before :]:
-                write(state)
-        moves.pop()
 
 
 def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:
@@ -227,10 +212,11 @@ def _formats(states: Mapping[StatePlace, torch.Tensor]) -> dict[StatePlace, Any]
     return {p: (state.shape[1:], state.dtype, state.device) for p, state in states.items()}
 
 
-def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:
-    """The writes by which the windows of convolutions follow paths."""
+def _move_columns(
+    states: Mapping[StatePlace, torch.Tensor], branches: Branches, paths: Paths
+) -> None:
+    """Lets the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
-    moves: dict[StatePlace, Writes] = {}
     numbers: dict[int, torch.Tensor] = {}
     for place, update in branches.updates.items():
         if isinstance(update, StateUpdate):
@@ -241,27 +227,22 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writ
             ends = branches.ancestry.windows(size)[rows, paths.last]
             ends = torch.where(paths.moves[:, None], ends, stays)
             numbers[size] = across_rows(ends, size + width).flatten()
-        moves[place] = [partial(_shift, update[:number].flatten(0, 1), numbers[size])]
-    return moves
+        columns, window = update[:number].flatten(0, 1), states[place].flatten(0, 1)
+        torch.index_select(columns, 0, numbers[size], out=window)
 
 
-def _moves_of_rules(
-    all_updates: dict[StatePlace, torch.Tensor | StateUpdate], paths: Paths
-) -> dict[StatePlace, Writes]:
-    """The writes by which other states follow paths; small ones for all layers at once."""
+def _move_by_rules(
+    states: Mapping[StatePlace, torch.Tensor],
+    all_updates: Mapping[StatePlace, torch.Tensor | StateUpdate],
+    paths: Paths,
+) -> None:
+    """Lets other states follow paths; small operations are done for all layers at once."""
     alike: dict[Any, dict[StatePlace, StateUpdate]] = {}
     for place, update in all_updates.items():
         if isinstance(update, StateUpdate):
             mine = StateUpdate(*(part[: len(paths.last)] for part in update))
             alike.setdefault(tuple(part.shape for part in mine), {})[place] = mine
-    moves: dict[StatePlace, Writes] = {}
     for group in alike.values():
         whole = along(StateUpdate(*map(torch.stack, zip(*group.values(), strict=True))), paths)
         for place, parts in zip(group, zip(*whole, strict=True), strict=True):
-            moves[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
-    return moves
-
-
-def _shift(columns: torch.Tensor, numbers: torch.Tensor, state: torch.Tensor) -> None:
-    """Lets the window (B, size, C) of a convolution hold other columns, in one write."""
-    torch.index_select(columns, 0, numbers, out=state.flatten(0, 1))
+            move_on(states[place], StateUpdate(*parts))

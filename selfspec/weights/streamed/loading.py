@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -19,7 +20,6 @@ from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.held_weight import hold
-from selfspec.weights.packing import num_owners
 from selfspec.weights.rounded import RoundedMatrix, matrix_of
 from selfspec.weights.rounded_model import KEPT, attend_exactly, bytes_of_rounded
 from selfspec.weights.streamed.files import Shard, StoredTensor, check_complete, find_files
@@ -153,7 +153,8 @@ def _sizes(
 
 def _streamable(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
     """The layers that have weights and share none."""
-    owners = num_owners(model)
+    names = model.named_parameters(remove_duplicate=False)
+    owners = Counter(id(weight) for _, weight in names)
     return [
         index
         for index, layer in enumerate(layers)

@@ -13,8 +13,7 @@ from selfspec import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import RowStart
-from selfspec.draft.sources.following import Following, FollowingCursor
-from selfspec.draft.sources.prediction import Prediction
+from selfspec.draft.sources.following import Following, FollowingCursor, Prediction
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import candidates_of, path_of

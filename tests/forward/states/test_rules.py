@@ -16,12 +16,11 @@ from selfspec.forward.states.rules import (
     Paths,
     StateUpdate,
     across_rows,
-    add,
     along,
     convolved,
-    decay,
     delta_rule,
     final_time_steps,
+    move_on,
     scan,
 )
 
@@ -56,9 +55,7 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def follow(state: torch.Tensor, told: StateUpdate, paths: Paths) -> None:
-    keys, values, left = along(told, paths)
-    decay(left, state)
-    add(keys, values, state)
+    move_on(state, along(told, paths))
 
 
 def assert_leads_to(state: torch.Tensor, told: StateUpdate, row: int, node: int, end: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any
 
@@ -13,13 +12,11 @@ from transformers import DynamicCache
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from selfspec.compat.states import state_functions, states_by_place
-from selfspec.forward.states import slots
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.slots import States
 from selfspec.forward.states.swapped_functions import branching
-from selfspec.forward.tree_kv import TreeKV
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import GREEDY, NUM_COLUMNS, in_threads, run
+from tests.lossless.same import GREEDY, in_threads, run
 from tests.lossless.test_same_predictions import ALONE
 
 TREE = Ancestry(torch.zeros(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.long))
@@ -56,41 +53,6 @@ def test_stock_forwards_are_as_before_inside(name: str) -> None:
         assert torch.equal(other, logits)
         ours = states_by_place(other_kv.layers)
         assert all(torch.equal(ours[at], s) for at, s in states_by_place(kv.layers).items())
-
-
-def interrupting(at: int) -> Any:
-    """A trace function that raises before the line with this number of a commit."""
-    lines = iter(range(1, at + 1))
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code not in (TreeKV.commit.__code__, slots.States.moves.__code__):
-            return trace if event == "call" else None
-        if event == "line" and next(lines, at) == at:
-            raise KeyboardInterrupt
-        return trace
-
-    return trace
-
-
-@pytest.mark.parametrize("at", range(1, 34, 2))
-def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(at: int) -> None:
-    """Whoever has the cache goes on with it."""
-    model, spec = tiny_model("qwen3-5"), SelfSpec(**ALONE)
-    kv = DynamicCache(config=model.config)
-    inputs, stock = prompt(), run(model, prompt(), **GREEDY).ids
-    run(model, inputs, custom_generate=spec, max_new_tokens=2)  # The trial of the model is over.
-    told = {"prediction": stock[0, NUM_COLUMNS:].tolist(), "custom_generate": spec}
-    before = sys.gettrace()
-    sys.settrace(interrupting(at))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(model, inputs, **told, **GREEDY, **{KV: kv})
-    finally:
-        sys.settrace(before)
-    ids = stock[:, : kv.get_seq_length() + 1]
-    rest = {"input_ids": ids, "attention_mask": torch.ones_like(ids), KV: kv}
-    number = stock.shape[1] - ids.shape[1]
-    assert torch.equal(run(model, rest, max_new_tokens=number, **GREEDY).ids, stock)
 
 
 @pytest.mark.parametrize("name", ["qwen3-5", "falcon-h1"])

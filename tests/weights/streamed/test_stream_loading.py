@@ -28,8 +28,7 @@ from selfspec import (
     detach,
     load,
 )
-from selfspec.weights.streamed import is_streamed
-from selfspec.weights.streamed.stream import stream_of
+from selfspec.weights.streamed.stream import is_streamed
 from tests.fakes import prompt
 from tests.lossless.same import GREEDY, NUM_NEW, in_threads, run
 from tests.streamed import least_memory, load_tightly, saved_model
@@ -180,7 +179,7 @@ def test_nothing_is_left_behind(folder):
     model = load_tightly(folder)
     run(model, prompt(), **GREEDY)
     assert open_files(folder)
-    thread, gone = stream_of(model).reader._thread, weakref.ref(model)
+    thread, gone = model.selfspec_stream.reader._thread, weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
