@@ -16,7 +16,7 @@ from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.slots import States
 from selfspec.forward.states.swapped_functions import branching
 from tests.fakes import prompt, tiny_model
-from tests.lossless.same import GREEDY, in_threads, run
+from tests.lossless.same import GREEDY, attached, in_threads, run
 from tests.lossless.test_same_predictions import ALONE
 
 TREE = Ancestry(torch.zeros(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.long))
@@ -80,5 +80,6 @@ def test_threads_share_a_model() -> None:
         for _ in range(4):
             found[number] = run(model, inputs, seed=seed, **more, **GREEDY).ids
 
-    in_threads(decode, 3, 3)
+    with attached(model):
+        in_threads(decode, 3, 3)
     assert all(torch.equal(found[number], ids) for number, ids in enumerate(stock))
