@@ -33,7 +33,7 @@ FIRST, CONTENTS, REFERENCE = "README.md", "docs/index.md", "reference/selfspec.h
 # The names of `selfspec` itself, and what a source, a budget or a shape of one's own needs.
 MODULES = (
     *("selfspec", "selfspec.draft.sources", "selfspec.draft.shape", "selfspec.cost"),
-    *("selfspec.papers", "selfspec.records", "!selfspec.hub"),
+    *("selfspec.records", "!selfspec.hub"),
 )
 COLOURS = HtmlFormatter(nowrap=True)
 

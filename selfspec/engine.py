@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import TypeAlias
 
 from selfspec.ability.families import unplaced_id
@@ -24,10 +24,9 @@ from selfspec.forward.model import num_readable, run_forward
 from selfspec.forward.prompt import Prefilled, read_prompt
 from selfspec.kept_kv import PrefixStore
 from selfspec.learning import Committed, StepOutputs, learn
-from selfspec.machine.busy import Laps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
 from selfspec.prompt import Prompt
-from selfspec.records import StepRecord
+from selfspec.records import Laps, StepRecord
 from selfspec.row import Row
 from selfspec.runner import ModelRunner
 from selfspec.sharing import PrefixReuse
@@ -158,7 +157,7 @@ class Engine:
 
         Whoever calls it has entered `ModelRunner.decoding`.
         """
-        laps, committed = Laps(self._clock, self._processor_clock), list[Committed]()
+        laps, committed = Laps(self._clock), list[Committed]()
         step = self._next_step()
         start = laps.end("draft")
         draft(self.rows, step)
@@ -184,12 +183,6 @@ class Engine:
             row.stats.count_step(record)
             row.stats.count_time(laps, len(committed), width)
         self._tell_steps(committed)
-
-    @property
-    def _processor_clock(self) -> Callable[[], float] | None:
-        """None where this thread waits for a device or a disk, or where time is a test's."""
-        waits = self._device is not CPU or self.backend.forward_name == "streamed"
-        return None if waits or self._clock is not perf_counter else thread_time
 
     def _next_step(self) -> Step:
         """Lets cursors that take time work, then asks the budget how wide the step may be."""

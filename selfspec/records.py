@@ -180,6 +180,26 @@ class TimeBudget:
         """Takes in what a source took to begin."""
 
 
+class Laps:
+    """The seconds of a step by its stages, from the end of one stage to the end of the next."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock, self._last = clock, clock()
+
+    def end(self, stage: str) -> float:
+        """Adds the time since the last end to a stage; returns the time now."""
+        now = self._clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+        return now
+
+    @property
+    def total(self) -> float:
+        """The seconds of all stages but "prepare", which serves later steps too."""
+        return sum(self.seconds.values()) - self.seconds.get("prepare", 0.0)
+
+
 class TopK(NamedTuple):
     """The model's K likeliest next tokens after each of N tokens."""
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from selfspec.machine.busy import LEAST_SHARE, Laps
-from selfspec.records import StepRecord, sources_of
+from selfspec.records import Laps, StepRecord, sources_of
 
 _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
@@ -42,7 +41,6 @@ class GenerationStats:
         accepted_by_source: Accepted tokens by source, counted in the same way.
         seconds: Time by stage.
         step_seconds: Time of all steps, so without prompts and what is prepared once.
-        waiting_seconds: Time of steps on a CPU in which other programs had the processor.
         num_plain_steps: Steps that verified no draft.
         plain_seconds: Time of steps that verified no draft.
         num_disabled_calls: Calls that were decoded plainly, or drafted for in chains.
@@ -77,7 +75,6 @@ class GenerationStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     step_seconds: float = 0.0
-    waiting_seconds: float = 0.0
     num_plain_steps: int = 0
     plain_seconds: float = 0.0
     num_disabled_calls: int = 0
@@ -130,16 +127,12 @@ class GenerationStats:
         """How many times sooner the steps yielded their tokens than plain steps would have.
 
         A plain step is taken to cost what those of the same calls did. None if there were fewer
-        than four, if the call was decoded plainly, or if the machine was busy: then it is unknown.
+        than four, or if the call was decoded plainly: then it is unknown.
         """
-        if self.num_plain_steps < _ENOUGH or not self.step_seconds or self._is_busy:
+        if self.num_plain_steps < _ENOUGH or not self.step_seconds:
             return None
         tokens = self.num_new_tokens - self.num_prompt_tokens_out
         return tokens * self.plain_seconds / self.num_plain_steps / self.step_seconds
-
-    @property
-    def _is_busy(self) -> bool:
-        return self.waiting_seconds > (1 - LEAST_SHARE) * self.step_seconds
 
     def disable(self, reason: str | None) -> None:
         """Notes why this call is decoded plainly, or drafted for in chains; None: it is not."""
@@ -176,7 +169,6 @@ class GenerationStats:
             return
         seconds = laps.total / num_rows
         self.step_seconds += seconds
-        self.waiting_seconds += laps.waited / num_rows
         if width == 1:
             self.num_plain_steps += 1
             self.plain_seconds += seconds
@@ -254,12 +246,6 @@ class GenerationStats:
 
     @property
     def _verdict(self) -> str:
-        if self._is_busy:
-            share = self.waiting_seconds / self.step_seconds
-            return (
-                "whether this was faster is unknown: the machine was busy, and other programs had "
-                f"the processor for {share:.0%} of the time of the steps"
-            )
         if self.speed_up is None:
             return "whether this was faster is unknown: there were too few plain steps"
         took, plain = self.step_seconds, self.speed_up * self.step_seconds

@@ -29,13 +29,13 @@ _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
 _RUN = _NEURAL | {"ability", "config", "cuda", "kept_kv", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
-_PROMPT = {"plain", "prompt", "row_rules"}
+_PROMPT = {"prompt", "row_rules"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "compat": {"errors"},
     "config": {"errors", "machine"},
     "records": set(),
-    "stats": {"machine", "records"},
+    "stats": {"records"},
     "machine": {"compat", "errors"},
     "attention": {"compat"},
     "draft": _DRAFT,
@@ -51,19 +51,16 @@ ALLOWED: dict[str, set[str] | None] = {
     "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},
-    "plain": {"compat", "errors", "machine", "prompt"},
     "learning": _DRAFT | _VERIFY | _RUN | {"row"},
     "drafts": _VERIFY | {"cost", "row"},
     "sharing": _ENGINE | {"prompt", "row"},
     "engine": _ENGINE | {"drafts", "learning", "prompt", "row", "sharing"},
-    "session": _ENGINE | {"engine", "plain", "prompt", "row", "row_rules"},
+    "session": _ENGINE | {"engine", "prompt", "row", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
-    "papers": (_RUN - _COMPAT) | _DRAFT,
-    "plugin": _ENGINE
-    | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session", "batch"},
+    "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "session"},
     "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
-    "building": {*_ENGINE, "engine", "learning", "cache"},
+    "building": {"cache", "draft", "errors"},
     "cli": EVERYTHING,
     "__main__": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
@@ -89,7 +86,7 @@ NO_TORCH = (
 )
 TRANSFORMERS = {
     *("ability", "batch", "building", "cli", "compat"),
-    *("forward", "neural", "plain", "plugin", "prompt", "row_rules", "weights"),
+    *("forward", "neural", "plugin", "prompt", "row_rules", "session", "weights"),
 }
 
 FILES = sorted(

@@ -14,8 +14,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import selfspec
-from selfspec.papers.ghidorah import FittedTree
-from selfspec.papers.self_draft import CorpusCache
+from eval.papers.ghidorah import FittedTree
+from eval.papers.self_draft import CorpusCache
 from tests.test_pages import TODAY
 
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

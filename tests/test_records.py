@@ -7,8 +7,7 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 
-from selfspec.machine.busy import Laps
-from selfspec.records import DraftTree, Evidence, StepRecord
+from selfspec.records import DraftTree, Evidence, Laps, StepRecord
 from selfspec.stats import GenerationStats
 from tests.strategies import check_tree, tree_of, trees
 
@@ -136,21 +135,6 @@ def test_it_says_whether_it_was_faster():
     assert stats.speed_up == pytest.approx(10 * 0.1 / 0.7)
     assert "1.43x: 0.70 s for the steps, 1.00 s had all been plain" in str(stats)
     assert GenerationStats().speed_up is None
-
-
-def test_times_of_a_busy_machine_are_no_verdict():
-    """The thread computed for 0.7 of a second, of which steps took 1."""
-    stats, now, computed = GenerationStats(num_calls=1), iter(range(99)), iter([0.0, 0.7] * 9)
-    for _ in range(4):
-        step_laps = Laps(lambda: next(now), lambda: next(computed))
-        step_laps.seconds["forward"] = 1.0
-        stats.count_step(step())
-        stats.count_time(step_laps, 1, 1)
-    assert (stats.step_seconds, stats.waiting_seconds) == (4.0, pytest.approx(1.2))
-    assert stats.speed_up is None
-    assert "unknown: the machine was busy, and other programs had the processor for 30%" in str(
-        stats
-    )
 
 
 def test_a_row_has_its_share_of_a_step():

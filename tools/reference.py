@@ -19,7 +19,7 @@ NAMES = {
     "attach": (),
     "detach": (),
     "load": (),
-    "SelfSpec": ("from_pretrained", "as_in", "save_pretrained", "forget"),
+    "SelfSpec": ("from_pretrained", "save_pretrained", "forget"),
     "SpecConfig": (),
     "generate_many": (),
     "Answer": (),

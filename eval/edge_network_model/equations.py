@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from selfspec.papers.edge_network import split
-
 Array = npt.NDArray[np.float64]
 
 
@@ -144,8 +142,12 @@ def best_batches(stations: Stations, tasks: Sequence[Task], length: int) -> Plan
         best = int(second.sum(axis=1).argmin())
         drafted[end], verified[end] = first[best], second[best]
         boundary.append(starts[best])
-    batches = tuple(tuple(ordered[start:end]) for start, end in split(boundary))
-    return Plan(batches, length, float(verified[-1].sum()))
+    batches: list[tuple[Task, ...]] = []
+    end = len(ordered)
+    while end:  # The batches that lead to the last prompt.
+        batches.insert(0, tuple(ordered[boundary[end] : end]))
+        end = boundary[end]
+    return Plan(tuple(batches), length, float(verified[-1].sum()))
 
 
 def bandwidth_shares(seconds_alone: Sequence[float]) -> tuple[float, list[float]]:

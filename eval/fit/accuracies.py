@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from selfspec.papers.ghidorah import FittedTree, Ranks, Rates
+from eval.papers.ghidorah import FittedTree
 from selfspec.records import StepRecord
+
+Ranks = tuple[int, ...]  # The path to a node: (0, 2) is the third candidate after the first one.
+# The rates of the candidates after a node, by rank; none where a tree may not be deeper.
+Rates = Callable[[Ranks], Sequence[float]]
 
 # What is known of less exact kinds counts as much as this many trials: of the level above for a
 # level, and of the whole level for a single place.
 _TRUST = 8.0
+
+
+def best_tree(rates: Rates, num_drafted: int) -> FittedTree:
+    """A shape: the `num_drafted` likeliest nodes, likeliest first; none whose rate is 0.
+
+    A child is never likelier than its parent, so the likeliest node next gives the best tree of
+    every width.
+
+    >>> best_tree(lambda path: (0.5, 0.4) if len(path) < 2 else (), 3)
+    FittedTree(parents=(0, 0, 1), ranks=(0, 1, 0), chances=(0.5, 0.4, 0.25))
+    """
+    parents, ranks, chances = list[int](), list[int](), list[float]()
+    waiting: list[tuple[float, Ranks, int]] = []
+
+    def add_children(path: Ranks, node: int, chance: float) -> None:
+        for rank, rate in enumerate(rates(path)):
+            if rate > 0:
+                heapq.heappush(waiting, (-chance * rate, (*path, rank), node))
+
+    add_children((), 0, 1.0)
+    while waiting and len(parents) < num_drafted:
+        negative, path, parent = heapq.heappop(waiting)
+        parents.append(parent)
+        ranks.append(path[-1])
+        chances.append(-negative)
+        add_children(path, len(parents), -negative)
+    return FittedTree(tuple(parents), tuple(ranks), tuple(chances))
 
 
 def fastest_width(tree: FittedTree, seconds: Sequence[float]) -> int:

@@ -4,7 +4,7 @@ The questions are answered twice. First trees grow as usual. What is counted the
 nodes that looked likely, since nobody looks for candidates after the others. The best shape by
 these counts is filled in every step of the second round, and trees are fitted to its counts.
 
-The search is that of `selfspec.papers.ghidorah`, the counts are in `accuracies`.
+The search and the counts are in `accuracies`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
-from eval.fit.accuracies import Accuracies, fastest_width
+from eval.fit.accuracies import Accuracies, best_tree, fastest_width
 from eval.models.loading import load_asked, load_tokenizer
+from eval.papers.ghidorah import FittedTree
 from eval.runs.timing import learned_curve
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
-from selfspec.papers.ghidorah import FittedTree, best_tree
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.

@@ -18,10 +18,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from eval.papers.self_draft import ContextCache, ContextCacheCursor, freshest_first
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
-from selfspec.papers.self_draft import ContextCache, ContextCacheCursor, freshest_first
 from selfspec.records import StepRecord
 
 _SEED = 0

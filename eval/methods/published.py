@@ -1,4 +1,4 @@
-"""Methods after published ones: those of `selfspec.papers`, and two that they compare with.
+"""Methods after published ones: those of `eval.papers`, and two that they compare with.
 
 They are not the papers' own code, and differ from it. What the papers leave open is said where it
 is decided; the forward, the KV and the walk are ours for all. Their trees take all nodes that they
@@ -13,19 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from eval.fit.accuracies import best_tree
 from eval.methods.lookahead import lookahead
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.sam import SamSource
+from eval.papers import method_of
+from eval.papers.diaa import DynamicTree
+from eval.papers.edgellm import Fallback
+from eval.papers.ghidorah import FittedTree
+from eval.papers.self_draft import Branches, ContextCache, CorpusCache
 from selfspec.cache import CacheContents
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources.answers import AnswersSource
 from selfspec.draft.tree import TreeGrower
-from selfspec.papers import method_of
-from selfspec.papers.diaa import DynamicTree
-from selfspec.papers.edgellm import Fallback
-from selfspec.papers.ghidorah import FittedTree, best_tree
-from selfspec.papers.self_draft import Branches, ContextCache, CorpusCache
 
 FIXED_NODES = 81  # Token Recycling's, the root among them.
 # How often the entries of a LUT's row came true, by rank, whatever the depth: counted as the first

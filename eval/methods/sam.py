@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.papers.diaa import Tables
 from selfspec.draft.sources import ContextSource, Cursor, LutSource, RowStart, Source
 from selfspec.draft.sources.context import ContextCursor
-from selfspec.papers.diaa import Tables
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 _LEAST_MATCH = 5

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from eval.methods.names import FORWARD_ONLY, STOCK
-from selfspec.machine.busy import LEAST_SHARE
+from eval.runs.processor import LEAST_SHARE
 
 OVERALL = "overall"
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order

@@ -16,8 +16,8 @@ import torch
 
 from eval.errors import one_line
 from eval.methods.method import Method, SelfSpecMethod, StaticMethod
+from eval.runs.processor import processor_share
 from eval.runs.timing import FirstToken, Timed, timed
-from selfspec.machine.busy import processor_share
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 

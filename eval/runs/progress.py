@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from eval.methods.names import STOCK
-from selfspec.machine.busy import LEAST_SHARE
+from eval.runs.processor import LEAST_SHARE
 
 _SILENCE = 10.0  # seconds
 

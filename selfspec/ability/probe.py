@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from selfspec.ability.chain_trials import check_chain, check_prompt, states_reason
-from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
+from selfspec.ability.families import NO_TREES, PLAIN, family_reason
 from selfspec.ability.look import look_at
 from selfspec.ability.readings import Decoder
 from selfspec.ability.trial_layers import TrialLayers
@@ -75,7 +75,9 @@ def attention_types(config: PreTrainedConfig) -> AttentionTypes | str:
     """
     if reason := family_reason(config, NO_TREES):
         return reason
-    period, config = family_number(config, PERIOD), config.get_text_config(decoder=True)
+    config = config.get_text_config(decoder=True)
+    # Llama 4 scales queries by KV column, so no tree may cross a multiple of this number.
+    period = int(config.floor_scale) if getattr(config, "attn_temperature_tuning", None) else 0
     sliding = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known = {

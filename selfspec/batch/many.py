@@ -55,8 +55,8 @@ def generate_many(
             the seeds come from torch's generator.
         scheduler: Says which waiting prompt starts next; by default the one that came first.
             `ShortestFirst()` fits more rows into little memory.
-        schema: What each answer must be: a JSON schema, or a model of pydantic. Or a list with one
-            for each prompt, where None leaves a text free. Needs the package llguidance.
+        schema: What each answer must be: a JSON schema, or a model of pydantic. Needs the package
+            llguidance.
         logprobs: How many of the likeliest tokens come with their log probabilities for each new
             token, beside its own: `Answer.logprobs`. They are the model's, before any processor.
         prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`.
@@ -92,44 +92,30 @@ def generate_many(
     runner = spec.runner(model)
     session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
     maker = PromptMaker(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
-    common = {**generate_kwargs, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    pairs: Iterator[tuple[PromptLike, Any]]
-    if isinstance(schema, (list, tuple)):
-        prompts = list(prompts)
-        if len(schema) != len(prompts):
-            raise UnsupportedError(
-                f"schema must be one for all prompts, or a list with one for each of the "
-                f"{len(prompts)} prompts (got {len(schema)})"
-            )
-        pairs = zip(prompts, schema, strict=True)
-    else:
-        pairs, common["schema"] = ((prompt, schema) for prompt in prompts), schema
-    return answers(session, maker, tokenizer, pairs, seed, common)
+    scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    common = {**generate_kwargs, **scores, "schema": schema}
+    return _answers(session, maker, tokenizer, prompts, seed, common)
 
 
-def answers(
+def _answers(
     session: Session,
     maker: PromptMaker,
     processor: Any,
-    pairs: Iterator[tuple[PromptLike, Any]],
+    prompts: Iterable[PromptLike],
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    """The answers to prompts with their schemas. `common` has the arguments of all.
-
-    Token ids need no `processor`.
-    """
+    """The answers to prompts. `common` has the arguments of all."""
     errors = list[Exception]()
 
-    def prepare(index: int, inputs: PromptLike, schema: Any) -> Prompt:
+    def prepare(index: int, inputs: PromptLike) -> Prompt:
         row_seed = None if seed is None else seed + index
-        ids = inputs_of(inputs, processor)
-        return maker.prompt(index, ids, row_seed, {**common, "schema": schema})
+        return maker.prompt(index, inputs_of(inputs, processor), row_seed, common)
 
     def numbered() -> Iterator[tuple[int, Callable[[], Prompt]]]:
         try:
-            for index, pair in enumerate(pairs):
-                yield index, partial(prepare, index, *pair)
+            for index, inputs in enumerate(prompts):
+                yield index, partial(prepare, index, inputs)
         except Exception as error:  # Raised when all prompts before it are answered.
             errors.append(error)
 

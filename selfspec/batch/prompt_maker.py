@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from selfspec.batch.answers import OnTokens, TokenStreamer
+from selfspec.batch.answers import OnTokens, TokenScores, TokenStreamer
 from selfspec.batch.guides import Guides
-from selfspec.batch.token_scores import TokenScores
 from selfspec.compat.generation import KV_NAMES
 from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import UnsupportedError, VocabularyError

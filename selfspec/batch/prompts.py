@@ -22,7 +22,7 @@ _FROM_PROCESSOR = (
     "processor(..., return_tensors='pt') makes of one prompt"
 )
 
-# What a model is told whose template knows no tools; `call_forms` reads such calls.
+# What a model is told whose template knows no tools; `calls` reads such calls.
 _TOOLS = """You may call these functions, as in
 <tool_call>
 {"name": "f", "arguments": {}}

@@ -9,14 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from selfspec.cli.prompt_files import PromptLine, read_prompts
-from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.serving.images import has_images
 from selfspec.serving.settings import Settings
 from selfspec.serving.translator import Encoded, num_tokens
@@ -82,7 +80,6 @@ class Comparison:
     drafted: list[list[float]] = field(default_factory=list)
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # Per prompt.
     parted: set[str] = field(default_factory=set)  # Prompts whose two texts differ.
-    shares: list[float] = field(default_factory=list)  # Per prompt: of the CPU's time.
     packs: bool = False  # Were weights packed for drafts, and not for plain texts?
 
     def add(self, names: Sequence[str], plain: Sequence[Answer], drafted: Sequence[Answer]) -> None:
@@ -121,16 +118,6 @@ class Comparison:
     def num_drafted(self) -> int:
         return self.total.drafted_by_source.total()
 
-    @property
-    def share(self) -> float:
-        """The part of its processors that this process got; below 1 others were busy."""
-        return median(self.shares or [1.0])
-
-    @property
-    def is_busy(self) -> bool:
-        """Did other programs take more than 20 % of the processor, so that times say little?"""
-        return self.share < LEAST_SHARE
-
 
 def packed(writer: Writer, *, is_wanted: bool) -> bool:
     """Packs the weights of the model, or gives them back; are any packed now?"""
@@ -162,7 +149,7 @@ def measure(
     """Answers all prompts in rounds, while there is time: plainly, and with drafts.
 
     Weights are packed for drafts, and ordinary ones for plain texts. Each round has a new
-    `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
+    `SelfSpec`, so all rounds draft alike.
     """
     end = perf_counter() + seconds
     measured = Comparison(writer.dtype)
@@ -176,8 +163,6 @@ def measure(
             are_packed[turn] = packed(writer, is_wanted=turn is not None)
             for question, ids in prompts:
                 say(f"Measuring: round {number + 1}, {question.name}")
-                if writer.model.device.type == "cpu":
-                    measured.shares.append(processor_share())
                 length = min(num_new, (writer.max_positions or math.inf) - num_tokens(ids))
                 answers[turn].append(timed(writer, turn, ids, int(length)))
                 if turn is spec:
@@ -186,6 +171,6 @@ def measure(
         measured.add([question.name for question, _ in prompts], answers[None], answers[spec])
         measured.packs = are_packed[spec] and not are_packed[None]
         now = perf_counter()
-        if measured.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
+        if number + 1 >= MIN_ROUNDS and end - now < now - began:
             break
     return measured

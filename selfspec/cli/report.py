@@ -35,13 +35,12 @@ def print_report(
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
         for line in python_lines(options, measured, sees=sees):
             console.print(f"    {line}", markup=False, soft_wrap=True)
-    return 1 if is_wrong or not measured.num_drafted or (is_check and measured.is_busy) else 0
+    return 1 if is_wrong or not measured.num_drafted else 0
 
 
 def has_times(measured: Comparison) -> bool:
-    """Whether times say anything: something was drafted, and the machine had time for it."""
-    is_enough = sum(measured.lengths.values()) >= _ENOUGH
-    return bool(measured.num_drafted) and is_enough and not measured.is_busy
+    """Whether times say anything: something was drafted, in texts of some length."""
+    return bool(measured.num_drafted) and sum(measured.lengths.values()) >= _ENOUGH
 
 
 def verdict(measured: Comparison) -> str:
@@ -49,11 +48,6 @@ def verdict(measured: Comparison) -> str:
     if not measured.num_drafted:
         why = total.disabled_reason or total.paused or "no step was worth a draft"
         return f"Nothing was drafted: {why}."
-    if measured.is_busy:
-        return (
-            f"Too busy for times: this process got {measured.share:.0%} of the processor that it "
-            "asked for, so other programs are at work. End them, and run this again."
-        )
     if num_tokens < _ENOUGH:
         return (
             f"Too few tokens for times: the answers have {num_tokens} in all, and {_ENOUGH} are "

@@ -144,7 +144,6 @@ class Writer:
     def translator(self) -> PromptTranslator:
         """Turns prompts into tokens and arguments, by the options where a prompt leaves it open."""
         from selfspec.forward.model import vocab_size
-        from selfspec.row_rules import end_ids
 
         return PromptTranslator(
             self.tokenizer,
@@ -153,7 +152,6 @@ class Writer:
             default={"max_new_tokens": self.options.max_new_tokens, **self._choice()},
             length_option="--max-new-tokens",
             images=self.images,
-            end_ids=end_ids(self.model.generation_config),
         )
 
     def new_spec(self, config: SpecConfig, *, kept_kv: str | None = None) -> SelfSpec:

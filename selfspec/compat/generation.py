@@ -21,9 +21,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation.candidate_generator import CandidateGenerator
-from transformers.generation.continuous_batching.requests import GenerationOutput as BatchOutput
-from transformers.generation.continuous_batching.requests import RequestStatus
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -32,9 +30,7 @@ from transformers.utils.chat_template_utils import _get_template_variables
 
 # They belong to transformers. A new `AttentionInterface()` does not have what was set on the
 # instance that models look into.
-__all__ = ["ALL_ATTENTION_FUNCTIONS", "BatchOutput", "RequestStatus", "sdpa_attention_forward"]
-
-generate_batch_of_class = GenerationMixin.generate_batch
+__all__ = ["ALL_ATTENTION_FUNCTIONS", "sdpa_attention_forward"]
 
 
 class _Registered:

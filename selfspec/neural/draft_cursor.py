@@ -142,7 +142,7 @@ def with_margins(likely: Likely, *, is_drawn: bool) -> list[Candidate]:
         behind = halvings[0] - halvings[rank - 1]
         if rank == 1:
             ahead = halvings[0] - halvings[1] if len(halvings) > 1 else math.inf
-            match_length = 2 + 2 * bisect_right(_MARGINS, ahead)
+            match_length = 2 + 3 * bisect_right(_MARGINS, ahead) // 2
             evidence = Evidence(DRAFT_MODEL, match_length, 1, int(is_drawn))
         elif behind <= _FARTHEST:
             halved = min(rank + 2 * int(behind), MAX_BIN)

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.compat.generation import generate_batch_of_class
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
 from selfspec.plugin.loop import loop_for
@@ -99,8 +98,6 @@ def attach(model: M, assistant: SelfSpec | None = None, *, pack: bool = False) -
         attachment = Attachment(method=None if is_of_class else method)
         # A bound method and no closure, so that a deep copy of the model is attached to itself.
         attributes["generate"] = types.MethodType(_generate, target)
-        if hasattr(target, "generate_batch"):
-            attributes["generate_batch"] = types.MethodType(_generate_batch, target)
     if assistant is not None:
         attachment = Attachment(assistant, attachment.method)
     attributes[_ATTACHMENT] = attachment
@@ -130,7 +127,7 @@ def detach(model: M) -> M:
         return model
     is_ours = getattr(method, "__func__", None) is _generate
     if is_ours or method is None or _is_of_class(target, method):
-        for name in (_ATTACHMENT, "generate", "generate_batch"):
+        for name in (_ATTACHMENT, "generate"):
             attributes.pop(name, None)
         if attachment.method is not None:
             attributes["generate"] = attachment.method
@@ -149,7 +146,7 @@ def hub_folder() -> Path:
 def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     # Read once, since another thread may detach the model meanwhile.
     attachment = vars(model).get(_ATTACHMENT) or Attachment()
-    plain_generate = attachment.method or _of_class(model, "generate")
+    plain_generate = attachment.method or _of_class(model)
     assistant, is_named = _chosen(attachment, kwargs)
     if assistant is None:
         return plain_generate(*args, **kwargs)
@@ -162,38 +159,19 @@ def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     except SelfSpecError as refused:
         if is_named:
             raise
-        _warn(assistant, model, refused)
+        # Says why this call of a default assistant is transformers' own.
+        reason = str(refused).partition(";")[0]
+        assistant.warn(model, GenerationStats(disabled_reason=reason))
         for name in ("prediction", "max_nodes"):  # transformers knows neither.
             kwargs.pop(name, None)
         return plain_generate(*args, **kwargs)
     return plain_generate(*args, custom_generate=replace(loop, is_default=not is_named), **ready)
 
 
-@functools.wraps(generate_batch_of_class)
-def _generate_batch(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    from selfspec.batch.continuous import generate_batch
-
-    assistant, is_named = _chosen(vars(model).get(_ATTACHMENT) or Attachment(), kwargs)
-    if assistant is not None:
-        try:
-            return generate_batch(model, assistant, *args, **kwargs)
-        except SelfSpecError as refused:
-            if is_named:
-                raise
-            _warn(assistant, model, refused)
-    return _of_class(model, "generate_batch")(*args, **kwargs)
-
-
-def _warn(assistant: SelfSpec, model: PreTrainedModel, refused: SelfSpecError) -> None:
-    """Says why a call with a default assistant is transformers' own."""
-    reason = str(refused).partition(";")[0]
-    assistant.warn(model, GenerationStats(disabled_reason=reason))
-
-
-def _of_class(model: PreTrainedModel, name: str) -> Any:
-    if hasattr(type(model), name):
-        return types.MethodType(getattr(type(model), name), model)
-    return model.__getattr__(name)  # A wrapper of PEFT has it from the model inside.
+def _of_class(model: PreTrainedModel) -> Any:
+    if hasattr(type(model), "generate"):
+        return types.MethodType(type(model).generate, model)
+    return model.__getattr__("generate")  # A wrapper of PEFT has it from the model inside.
 
 
 def _chosen(attachment: Attachment, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.ability.families import LONGEST, changes_other_rows, family_number, rope_limit
+from selfspec.ability.families import changes_other_rows, rope_limit
 from selfspec.ability.look import look_at
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import kv_of
@@ -153,11 +153,6 @@ def _tensors_of_plain_steps(call: SeenCall) -> str | None:
     return next((name for name in names if call.setting(name)), None)
 
 
-def _columns_it_keeps(call: SeenCall) -> int | None:
-    kept = family_number(call.model.config, LONGEST)
-    return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
-
-
 def _verifies(mode: str) -> Callable[[Any], str | None]:
     return lambda call: call.support.reason if call.support.mode == mode else None
 
@@ -223,11 +218,6 @@ RULES: dict[Consequence, tuple[Rule, ...]] = {
         Rule(
             lambda call: rope_limit(call.model.config, call.max_new_columns, call.model_kwargs),
             "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
-        ),
-        Rule(
-            _columns_it_keeps,
-            "its attention keeps the {} strongest columns of a longer text, and which of two equal "
-            "ones it keeps depends on the shape of the forward",
         ),
         Rule(
             lambda call: not call.model_kwargs.get("use_cache", True),

@@ -7,9 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
-from inspect import signature
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
@@ -28,11 +26,10 @@ from selfspec.draft.memory import DraftMemory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
-from selfspec.errors import ConfigError, UnsupportedError, check_names
+from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import PrefixStore
-from selfspec.papers import method_of, options_of
-from selfspec.plugin.parts import check_draft_model, check_parts
+from selfspec.plugin.parts import check_parts
 from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
@@ -44,8 +41,7 @@ class SelfSpec:
     """Drafts for `generate()`; keeps what it learns from call to call.
 
     Use one for all models that share a tokenizer. Safe to use from several threads. It is the best
-    of five papers: `selfspec.papers` says which piece comes from which, and `as_in` gives the
-    method of one of them alone.
+    of five papers: `eval.papers` says which piece comes from which.
 
     Args:
         config: All knobs at once. Or name them one by one: ``SelfSpec(max_nodes=32)``.
@@ -131,23 +127,6 @@ class SelfSpec:
         """
         contents = load_cache(path_or_hub_id, revision=revision, tokenizer=tokenizer)
         return cls(contents=contents, **options)
-
-    @classmethod
-    def as_in(cls, paper: str, **options: Any) -> SelfSpec:
-        """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
-
-        Args:
-            paper: "diaa", "self-draft", "edgellm" or "ghidorah".
-            options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
-                `SelfSpec` takes besides, such as `contents` for DIAA's warm-up. EdgeLLM needs
-                `draft_model`, and Ghidorah `tree`, a file of ``python -m eval fit``.
-        """
-        if (draft_model := options.get("draft_model")) is not None:
-            check_draft_model(draft_model)
-        known = options_of(paper) | {field.name for field in fields(SpecConfig)}
-        known |= {*signature(cls).parameters} - {"config", "knobs"}
-        check_names(f"option of as_in({paper!r})", options, known)
-        return cls(**method_of(paper, **options))
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -236,8 +215,6 @@ class SelfSpec:
     def support(self, model: PreTrainedModel) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
         return self.runner(model).support()
-
-    ability = support  # Its name before 0.4.
 
     def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""

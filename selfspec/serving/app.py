@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -23,16 +23,15 @@ from starlette.types import Receive, Scope, Send
 
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.fields import RequestError, checked, json_object
-from selfspec.serving.gate import Gate
 from selfspec.serving.images import MAX_IMAGE_BYTES
-from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
+from selfspec.serving.limits import GONE, Gate, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body
 from selfspec.serving.response_form import ResponseForm, new_form
 from selfspec.serving.responses import Responses
-from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
-from selfspec.serving.translator import PromptTranslator, ids_of
+from selfspec.serving.schema import Chat, Completion, TextRequest
+from selfspec.serving.translator import PromptTranslator
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20
@@ -116,8 +115,6 @@ def application(
         app.router.routes.append(Route(path, _Answers(routes, request_type), methods=["POST"]))
     app.add_api_route("/v1/models", routes.models)
     app.add_api_route("/v1/models/{name:path}", routes.model)
-    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     app.add_api_route("/health", routes.health, methods=["GET", "HEAD"])
     app.add_api_route("/version", lambda: {"version": version("selfspec")})
     app.add_api_route("/metrics", routes.metrics)
@@ -139,30 +136,10 @@ class _Routes:
         self._name = name
         self._translator = translator
         self.meters = Meters(model)
-        self._budget = ByteBudget()
         self._turn = asyncio.Lock()
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (translator.max_positions or 0))
         if translator.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
-
-    async def tokenize(self, request: Request) -> Any:
-        """As vLLM's `/tokenize`: the body is that of a chat or of a completion."""
-        with ExitStack() as until_over:
-            body, _ = await self._read(request, until_over)
-            fields = checked(Chat if "messages" in body else Completion, body)
-            if len(fields.prompts) != 1:
-                raise RequestError("prompt must be one text, or the ids of one", field="prompt")
-            encoded = partial(self._translator.encoded, fields.prompts[0], fields)
-            ids = ids_of(await in_thread(self._turn, encoded))
-        return {"count": len(ids), "max_model_len": self._translator.max_positions, "tokens": ids}
-
-    async def detokenize(self, request: Request) -> Any:
-        with ExitStack() as until_over:
-            body, _ = await self._read(request, until_over)
-            ids = checked(Tokens, body).tokens
-            self._translator.check_ids("tokens", ids)
-            decoded = partial(self._translator.tokenizer.decode, ids)
-            return {"prompt": await in_thread(self._turn, decoded)}
 
     async def models(self) -> Any:
         return {"object": "list", "data": [await self.model(self._name)]}
@@ -185,11 +162,11 @@ class _Routes:
         self, request: Request, request_type: type[TextRequest], until_over: ExitStack
     ) -> Response:
         arrived = perf_counter()
-        body, hold = await self._read(request, until_over)
+        body = json_object(await body_of(request, self._max_body), "the body")
         fields = checked(request_type, body)
         self._check_model(fields.model)
         form = new_form(self._name, fields, body)
-        exchange, streams = Exchange(self._model, fields, hold), fields.stream
+        exchange, streams = Exchange(self._model, fields), fields.stream
         until_over.callback(exchange.close)
         # Calls are prepared one request at a time.
         prepare = partial(exchange.prepare, fields, self._translator)
@@ -201,14 +178,6 @@ class _Routes:
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
         pieces = await while_there(request, exchange.whole())
         return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
-
-    async def _read(
-        self, request: Request, until_over: ExitStack
-    ) -> tuple[dict[str, Any], Callable[[int], object]]:
-        """The body of a request, and what counts the bytes that it has until all is over."""
-        hold = partial(self._budget.hold, object())
-        until_over.callback(hold, 0)
-        return json_object(await body_of(request, self._max_body, hold), "the body"), hold
 
     async def _events(
         self, form: Form | ResponseForm, exchange: Exchange, arrived: float

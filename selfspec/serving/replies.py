@@ -16,7 +16,7 @@ from selfspec.serving.settings import Settings
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
-    from selfspec.batch.token_scores import TokenScore
+    from selfspec.batch.answers import TokenScore
 
 _DONE = b"data: [DONE]\n\n"
 

@@ -10,8 +10,7 @@ import regex
 import torch
 
 from selfspec.batch import Answer
-from selfspec.batch.call_forms import form_of
-from selfspec.batch.call_reader import CallReader
+from selfspec.batch.calls import CallReader, form_of
 from selfspec.batch.text_stream import TextStream
 from selfspec.prompt import Prompt
 from selfspec.serving.replies import Piece
@@ -22,8 +21,7 @@ from selfspec.serving.settings import Settings
 class StopFinder:
     """Looks for stop strings in a text that comes in pieces, up to the first one."""
 
-    def __init__(self, stops: Sequence[str], *, shows_stop: bool) -> None:
-        self._shows_stop = shows_stop
+    def __init__(self, stops: Sequence[str]) -> None:
         pattern = "|".join(map(regex.escape, sorted(stops, key=len)))
         self._pattern = regex.compile(pattern or "(?!)")  # Without stop strings nothing matches.
         self._held = ""  # The end of the text, where a stop string may have begun.
@@ -31,12 +29,12 @@ class StopFinder:
     def add(self, text: str) -> tuple[str, bool]:
         """The text up to a stop string, or to where one may have begun, and whether there is one.
 
-        >>> StopFinder(["end"], shows_stop=False).add("the end of")
+        >>> StopFinder(["end"]).add("the end of")
         ('the ', True)
         """
         text = self.rest() + text
         if stop := self._pattern.search(text):
-            return text[: stop.end() if self._shows_stop else stop.start()], True
+            return text[: stop.start()], True
         begun = self._pattern.search(text, partial=True)
         end = len(text) if begun is None else begun.start()
         self._held = text[end:]
@@ -74,7 +72,7 @@ class ReplyDecoder:
         self._reader = CallReader(form, names) if names else None
         self._waits_for_end = not (self._streams or self.is_criterion or names)
         self._calls_only = isinstance(settings, Chat) and settings.must_call
-        self._stops = StopFinder(settings.stops, shows_stop=settings.include_stop_str_in_output)
+        self._stops = StopFinder(settings.stops)
         self._is_stopped = False
         shown = {*settings.stops, *(form.marks if names else ())}
         added = tokenizer.added_tokens_decoder if shown and skips_special else {}

@@ -14,7 +14,7 @@ from selfspec.serving.responses import Responses
 from selfspec.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from selfspec.batch.token_scores import TokenScore
+    from selfspec.batch.answers import TokenScore
 
 # What a response says of its request, which may name some of it itself.
 _REPEATED: dict[str, Any] = {

@@ -22,7 +22,7 @@ from selfspec.serving.messages import (
     Tools,
     text_or_parts,
 )
-from selfspec.serving.settings import MAX_CHOICES, MOST_TOKENS, Settings
+from selfspec.serving.settings import MAX_CHOICES, Settings
 
 _log = logging.getLogger("selfspec")
 
@@ -158,10 +158,3 @@ class Completion(TextRequest):
         names = ("logprobs", "prompt_logprobs") if self.echo else ("logprobs",)
         scores = {} if self.logprobs is None else dict.fromkeys(names, self.logprobs)
         return {**super().arguments(), **scores}
-
-
-class Tokens(Fields):
-    """The body of `/detokenize`."""
-
-    model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=MOST_TOKENS)]

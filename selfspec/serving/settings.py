@@ -5,13 +5,11 @@ This module runs no model and knows nothing of HTTP.
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from selfspec.serving.fields import Fields, RequestError
+from selfspec.serving.fields import Fields
 from selfspec.serving.messages import FilledText, Name
 
 MAX_CHOICES = 16  # Answers to one request.
@@ -57,32 +55,6 @@ class ResponseFormat(Fields):
         return self
 
 
-class StructuredOutputs(Fields):
-    """A form that an answer must have, in vLLM's fields."""
-
-    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
-    choice: Words | None = None
-    regex: FilledText | None = None
-
-    @model_validator(mode="after")
-    def _check_one(self) -> StructuredOutputs:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("must have one of json, choice and regex")
-        return self
-
-    @property
-    def guide(self) -> Any:
-        """A JSON schema, or a grammar."""
-        from selfspec.batch.guides import Lark  # It brings torch along.
-
-        if self.choice is not None:
-            return Lark(f"start: {' | '.join(map(json.dumps, self.choice))}")
-        if self.regex is None:
-            return self.json_
-        slashed = re.sub(r"(\\.)|/", lambda escape: escape[1] or "\\/", self.regex, flags=re.DOTALL)
-        return Lark(f"start: /{slashed}/")
-
-
 class Settings(Fields):
     """How an answer is written. What is left out is as the command or the model has it."""
 
@@ -103,10 +75,7 @@ class Settings(Fields):
     # Names of vLLM.
     min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     ignore_eos: bool = False
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -121,25 +90,7 @@ class Settings(Fields):
     @property
     def schema_field(self) -> str | None:
         """The field that says what an answer must be; None if any text will do."""
-        names = ("response_format", "structured_outputs")
-        return next((self.spelled(n) for n in names if getattr(self, n) is not None), None)
-
-    @property
-    def guide(self) -> Any:
-        """The form that an answer must have, if one is asked for."""
-        if self.structured_outputs is not None:
-            return self.structured_outputs.guide
-        if self.response_format is None:
-            return None
-        schema = self.response_format.json_schema
-        return {"type": "object"} if schema is None else schema.schema_
-
-    @model_validator(mode="after")
-    def _check_schemas(self) -> Settings:
-        if self.response_format is not None and self.structured_outputs is not None:
-            rule = f"{self.schema_field} and structured_outputs exclude each other; leave one out"
-            raise RequestError(rule, field="structured_outputs")
-        return self
+        return None if self.response_format is None else self.spelled("response_format")
 
     def arguments(self) -> dict[str, Any]:
         """How tokens are chosen, and how many at most, as arguments of `generate()`.
@@ -157,8 +108,9 @@ class Settings(Fields):
         if self.logit_bias:
             biases = {(int(token),): bias for token, bias in self.logit_bias.items()}
             arguments["sequence_bias"] = biases
-        if (guide := self.guide) is not None:
-            arguments["schema"] = guide
+        if self.response_format is not None:
+            schema = self.response_format.json_schema
+            arguments["schema"] = {"type": "object"} if schema is None else schema.schema_
         if self.min_tokens is not None:
             arguments["min_new_tokens"] = self.min_tokens
         return arguments

@@ -23,15 +23,9 @@ _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given
 Encoded = list[int] | dict[str, Any]
 
 
-def ids_of(encoded: Sequence[int] | Mapping[str, Any]) -> Sequence[int]:
-    """The tokens, with those that stand for images."""
-    ids: Sequence[int]
-    ids = encoded["input_ids"][0].tolist() if isinstance(encoded, Mapping) else encoded
-    return ids
-
-
 def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
-    return len(ids_of(encoded))
+    """How many tokens there are, with those that stand for images."""
+    return len(encoded["input_ids"][0] if isinstance(encoded, Mapping) else encoded)
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,6 @@ class PromptTranslator:
     default: Mapping[str, Any] = field(default_factory=dict)
     length_option: str = "max_tokens"
     images: ImageReader = field(default_factory=ImageReader)
-    end_ids: Sequence[int] = ()  # The tokens that end the model's texts.
 
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
@@ -59,7 +52,9 @@ class PromptTranslator:
 
             arguments["prediction"] = as_ids(arguments["prediction"], self.tokenizer)
         self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])
-        arguments = {**self.default, **arguments, **self._ends(settings)}
+        arguments = {**self.default, **arguments}
+        if settings.ignore_eos:  # An unknown token ends nothing.
+            arguments["eos_token_id"] = [self.vocab_size]
         wanted = arguments.get("max_new_tokens")
         setting = settings.length[0] if settings.length else self.length_option
         length = self._length(num_tokens(encoded), wanted, setting)
@@ -68,19 +63,9 @@ class PromptTranslator:
             raise RequestError(f"{rule} (got {settings.min_tokens})", field="min_tokens")
         return encoded, {**arguments, "max_new_tokens": length}
 
-    def _ends(self, settings: Settings) -> dict[str, Any]:
-        """The tokens that end the answer, where the request says which."""
-        more = settings.stop_token_ids or []
-        self.check_ids("stop_token_ids", more)
-        if not (more or settings.ignore_eos):
-            return {}
-        ends = [*more, *(() if settings.ignore_eos else self.end_ids)]
-        # Without any, transformers takes those of the model. An unknown token ends nothing.
-        return {"eos_token_id": ends or [self.vocab_size]}
-
     def _grammar(self, chat: Chat) -> str:
         """The form of an answer that may call tools."""
-        from selfspec.batch.call_forms import grammar_of  # Imports torch.
+        from selfspec.batch.calls import grammar_of  # Imports torch.
 
         functions = {tool.function.name: tool.function.parameters for tool in chat.callable_tools}
         is_single = chat.parallel_tool_calls is False

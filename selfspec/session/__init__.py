@@ -2,8 +2,7 @@
 
 from selfspec.row import ReaderGone
 from selfspec.session.alone import decode
-from selfspec.session.line import ArrivalOrder, Scheduler, ShortestFirst
-from selfspec.session.pace import ReadingPace
+from selfspec.session.line import ArrivalOrder, ReadingPace, Scheduler, ShortestFirst
 from selfspec.session.session import Session
 
 __all__ = [

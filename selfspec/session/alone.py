@@ -1,43 +1,28 @@
-"""The engine of a prompt, and the loop that writes one prompt as `generate()` asks for it."""
+"""The engine of a prompt, and what writes one prompt: it, or transformers' own loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList
 
 from selfspec.ability.look import Look
+from selfspec.compat.generation import decode_plainly
 from selfspec.engine import Engine
-from selfspec.forward.backends import Backend
 from selfspec.forward.sizes import Limits
-from selfspec.kept_kv import PrefixStore
-from selfspec.plain import decode_with_transformers
-from selfspec.prompt import Call, Prompt
+from selfspec.machine.device import seeded
+from selfspec.prompt import Prompt
 from selfspec.runner import ModelRunner
-
-
-class Assistant(Protocol):
-    """The methods of a `SelfSpec` that the functions below call."""
-
-    def engine(
-        self,
-        runner: ModelRunner,
-        backend: Backend,
-        prompt: Prompt | None,
-        kept_kv: PrefixStore | str | None,
-    ) -> Engine: ...
-
-    def finish(self, prompt: Prompt) -> None: ...
-
-    def count(self, call: Call) -> None: ...
 
 
 @contextmanager
 def open_engine(
     runner: ModelRunner,
-    spec: Assistant,
+    spec: Any,  # The `SelfSpec`, which this ring does not import.
     prompt: Prompt | None,
     look: Look,
     *,
@@ -65,7 +50,7 @@ def open_engine(
 
 
 @torch.no_grad()
-def decode(prompt: Prompt, spec: Assistant) -> None:
+def decode(prompt: Prompt, spec: Any) -> None:
     """Writes the texts of a prompt that waits for no other; an error is the caller's."""
     try:
         if prompt.route.support.mode == "plain":
@@ -83,3 +68,61 @@ def decode(prompt: Prompt, spec: Assistant) -> None:
         spec.count(prompt)
         raise
     spec.finish(prompt)
+
+
+class _Counting(StoppingCriteriaList):  # type: ignore[misc]
+    """The criteria of a call for transformers' loop, which also count the tokens, without pads."""
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        super().__init__(criteria)
+        self.num_tokens: Any = 0  # On the model's device, so that no step waits for it.
+        self._goes_on: Any = True  # (B,): which rows have not stopped.
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        goes_on = self._goes_on & torch.ones_like(is_done)
+        self.num_tokens = self.num_tokens + goes_on.sum()
+        self._goes_on = goes_on & ~is_done
+        return is_done
+
+
+class _Streamer:
+    """Keeps what transformers' loop writes, and hands it on; whoever has the statistics ends it."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+
+    def put(self, value: torch.Tensor) -> None:
+        self._prompt.result.plain_ids += value.tolist()
+        if self._prompt.streamer is not None:
+            self._prompt.streamer.put(value)
+
+    def end(self) -> None: ...
+
+
+def decode_with_transformers(prompt: Prompt) -> None:
+    """Writes the texts of a prompt as transformers does; its output is in the prompt."""
+    stats = prompt.stats
+    stats.disable(prompt.route.support.reason)
+    stats.mode, stats.forward = "plain", "eager"
+    start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
+    is_streamed = prompt.streamer is not None or prompt.fails_alone
+    has_seed = prompt.seed is not None
+    with seeded(prompt.seed, [prompt.input_ids.device]) if has_seed else nullcontext():
+        prompt.result.output = decode_plainly(
+            prompt.model,
+            prompt.input_ids,
+            logits_processor=prompt.logits_processor,
+            stopping_criteria=criteria,
+            generation_config=prompt.generation_config,
+            streamer=_Streamer(prompt) if is_streamed else None,
+            synced_gpus=prompt.synced_gpus,
+            **prompt.model_kwargs,
+        )
+    stats.spend("plain", perf_counter() - start)
+    num_rows = len(prompt.input_ids)
+    num_steps = int(criteria.num_tokens) - num_rows
+    stats.num_new_tokens += num_steps + num_rows
+    stats.num_prompt_tokens_out += num_rows
+    stats.num_steps += num_steps
+    stats.num_nodes += num_steps

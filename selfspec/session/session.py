@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from selfspec.ability.look import look_at
 from selfspec.engine import Engine
 from selfspec.errors import without_frames
-from selfspec.plain import decode_with_transformers
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
-from selfspec.session.alone import Assistant, open_engine
-from selfspec.session.line import Scheduler, Waiting
+from selfspec.session.alone import decode_with_transformers, open_engine
+from selfspec.session.line import ReadingPace, Scheduler, Waiting, WholePrompts
 from selfspec.session.memory import SharedMemory
-from selfspec.session.pace import ReadingPace, WholePrompts
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
@@ -47,7 +46,7 @@ class Session:
     def __init__(
         self,
         runner: ModelRunner,
-        spec: Assistant,
+        spec: Any,
         *,
         max_rows: int = 8,
         max_memory: int | str | None = None,

@@ -1,14 +1,17 @@
-"""A tiny tokenizer and model, and documents to read."""
+"""A tokenizer, and documents to read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from selfspec.building import build_cache
+from selfspec.cache import CacheContents
 from tests.conftest import TEMPLATE
-from tests.tiny import LINES, make_model, make_tokenizer
+from tests.tiny import LINES, make_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -17,11 +20,6 @@ def tokenizer() -> Any:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return tokenizer
-
-
-@pytest.fixture(scope="session")
-def model(tokenizer) -> Any:
-    return make_model(len(tokenizer)).eval()
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +35,8 @@ def folder(tmp_path, texts) -> Path:
     for index, text in enumerate(texts):
         (path / f"{index}.txt").write_text(text)
     return path
+
+
+@pytest.fixture
+def build(tokenizer) -> Callable[..., CacheContents]:
+    return lambda data: build_cache(str(data), tokenizer)

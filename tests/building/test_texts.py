@@ -1,11 +1,12 @@
 """The same documents in the same order every time, and their token ids."""
 
+import json
+
 import pytest
 
 from selfspec import building
 from selfspec.building import find_files, read_ids
 from selfspec.errors import BuildError
-from tests.cli.conftest import write_lines
 
 ASK = {"role": "user", "content": "say a"}
 ANSWER = {"role": "assistant", "content": "a"}
@@ -16,8 +17,7 @@ def read(tokenizer):
     """What documents come out as, as text again."""
 
     def texts(data):
-        documents = read_ids(str(data), tokenizer)
-        return [None if ids is None else tokenizer.decode(ids) for ids in documents]
+        return [tokenizer.decode(ids) for ids in read_ids(str(data), tokenizer)]
 
     return texts
 
@@ -27,6 +27,11 @@ def fill(folder, *names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
+
+
+def lines(path, *rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
 
 
 def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path):
@@ -60,16 +65,16 @@ def test_lines_of_json(tmp_path, read, tokenizer):
     answer = {"line": 3, "text": "not this", "ids": tokenizer("x y")["input_ids"], "stats": {}}
     rows = ({"text": "ab\n"}, {"text": ""}, answer, {"messages": [ASK, ANSWER]})
     said = "<|user|>say a<|assistant|>a<|eos|>"
-    assert read(write_lines(tmp_path / "a.jsonl", *rows)) == ["ab\n", None, "x y", said]
+    assert read(lines(tmp_path / "a.jsonl", *rows)) == ["ab\n", "x y", said]
 
 
 def test_a_conversation_that_the_template_refuses(tmp_path, read, tokenizer, monkeypatch):
     template = "{% if messages|length > 1 %}{{ raise_exception('too many') }}{% endif %}ok"
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    path = write_lines(tmp_path / "a.jsonl", {"messages": [ASK, ANSWER]}, {"messages": [ASK]})
-    assert read(path) == [None, "ok"]
+    path = lines(tmp_path / "a.jsonl", {"messages": [ASK, ANSWER]}, {"messages": [ASK]})
+    assert read(path) == ["ok"]
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    assert read(path) == [None, None]  # Without a template nothing takes them.
+    assert read(path) == []  # Without a template nothing takes them.
 
 
 @pytest.mark.parametrize(

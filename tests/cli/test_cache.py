@@ -52,7 +52,6 @@ class TestBuild:
         ("args", "said"),
         [
             (("--data", "./nowhere"), "--data"),
-            (("--data", "{texts}", "--warmup-tokens", "-1"), "--warmup-tokens"),
             ((), "--data"),
             (("--data", "{texts}.jsonl"), "line 1: ids.0: Input should be a valid integer"),
         ],
@@ -65,7 +64,7 @@ class TestBuild:
     def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):
         there = tmp_path / "cache.safetensors"
         there.write_text("x")
-        wanted = (*command, "--data", texts, "--warmup-tokens", "0")
+        wanted = (*command, "--data", texts)
         assert "or replace it with --overwrite" in fails(*wanted)
         assert "must be a cache" in fails(*wanted, "--overwrite")
         there.unlink()

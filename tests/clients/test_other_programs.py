@@ -135,10 +135,7 @@ def test_lm_format_enforcer(model: Any, tokenizer: Any) -> None:
     drafted(program)
 
 
-@pytest.mark.parametrize("uses_generate_batch", [False, True])
-def test_grpo_of_trl(
-    model: Any, tokenizer: Any, monkeypatch: Any, tmp_path: Path, *, uses_generate_batch: bool
-) -> None:
+def test_grpo_of_trl(model: Any, tokenizer: Any, monkeypatch: Any, tmp_path: Path) -> None:
     """Checkpointing is on and off again in each step, and one trial serves all steps."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
@@ -161,7 +158,6 @@ def test_grpo_of_trl(
             max_completion_length=8,
             max_steps=3,
             gradient_checkpointing=True,
-            use_transformers_continuous_batching=uses_generate_batch,
             save_strategy="no",
             report_to=[],
             use_cpu=True,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eval.papers.diaa import DynamicTree
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, MeasuredBudget
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
-from selfspec.papers.diaa import DynamicTree
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import GrowthOracle
 from tests.strategies import ScriptedCursor, check_tree, probability_of, tables

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from eval.papers.edgellm import Fallback
 from selfspec import ConfigError, SelfSpec, VocabularyError
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, Call, refused, run_both
 

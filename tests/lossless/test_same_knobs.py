@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval.papers.diaa import DynamicTree
+from eval.papers.ghidorah import FittedTree
+from eval.papers.self_draft import Branches
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.forward.costs import Costs
-from selfspec.papers.diaa import DynamicTree
-from selfspec.papers.ghidorah import FittedTree
-from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, lut_of, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,

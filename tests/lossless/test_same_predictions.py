@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from eval.papers.edgellm import Fallback
 from selfspec import SelfSpec
-from selfspec.papers.edgellm import Fallback
 from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     FIXED,

@@ -20,10 +20,10 @@ from transformers import (
     StopStringCriteria,
 )
 
+from eval.papers.self_draft import Branches
 from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
-from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, WildSource, new_model, of_library, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     assert_begins,

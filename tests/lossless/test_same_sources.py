@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from eval.papers.self_draft import Branches, ContextCache
 from selfspec import SelfSpec
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
-from selfspec.papers.self_draft import Branches, ContextCache
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model
 from tests.grammars import KINDS, TOKENIZER, processors
 from tests.lossless.same import (

@@ -16,11 +16,11 @@ from peft import (
     get_peft_model,
 )
 
+from eval.papers.self_draft import Branches
 from selfspec import SelfSpec, attach
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.forward.backends import TreeBackend
-from selfspec.papers.self_draft import Branches
 from selfspec.records import DraftTree, StepRecord
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (

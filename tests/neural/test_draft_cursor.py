@@ -103,8 +103,8 @@ def test_it_reads_paths_that_are_likely_enough() -> None:
         text = CountingText()
         grown(cursor_over(text, least), 10, 20)
         nums.append(len(text.log))
-    assert nums[:2] == [0, 2]
-    assert 2 < nums[2] < nums[3] < 19
+    assert nums[:2] == [0, 1]
+    assert 1 < nums[2] < nums[3] < 19
 
 
 def test_what_was_named_after_the_new_text_stays() -> None:
@@ -159,12 +159,12 @@ class Ranked(Draws):
 def test_the_margin_is_the_evidence() -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, -9.0])
     assert with_margins(ranked(logits, 3, Draws(), 0), is_drawn=False) == [
-        (1, Evidence(DRAFT_MODEL, 8)),
+        (1, Evidence(DRAFT_MODEL, 6)),
         (2, Evidence(DRAFT_MODEL, 0, 2, probability_bin=4)),
         (0, Evidence(DRAFT_MODEL, 0, 3, probability_bin=MAX_BIN)),
     ]
     assert with_margins(ranked(logits, 3, Ranked(), 0), is_drawn=True) == [
-        (3, Evidence(DRAFT_MODEL, 8, 1, 1)),
+        (3, Evidence(DRAFT_MODEL, 6, 1, 1)),
         (1, Evidence(DRAFT_MODEL, 0, 2, 1, 4)),
     ]
     nothing = ranked(torch.full((4,), torch.nan), 2, Draws(), 0)

@@ -43,9 +43,8 @@ class Served:
         self.spec, self.spec_of_files = (SelfSpec(max_nodes=6, budget="fixed") for _ in range(2))
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
         self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
-        self.translator = PromptTranslator(
-            self.tokenizer, self.model.config.vocab_size, max_positions, end_ids=[1]
-        )
+        vocab_size = self.model.config.vocab_size
+        self.translator = PromptTranslator(self.tokenizer, vocab_size, max_positions)
         self.app = application(self.thread, name=NAME, translator=self.translator, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
         self.add_extra(self.thread.maker)

@@ -87,7 +87,7 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3),
 )
 def test_the_text_ends_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
-    finder, sent, text, is_stopped = StopFinder(stops, shows_stop=False), "", "", False
+    finder, sent, text, is_stopped = StopFinder(stops), "", "", False
     for piece in pieces:
         if is_stopped:
             break

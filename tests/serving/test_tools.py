@@ -13,8 +13,7 @@ from transformers import LogitsProcessorList
 
 from selfspec import SelfSpec
 from selfspec.batch import generate_many
-from selfspec.batch.call_forms import form_of, grammar_of
-from selfspec.batch.call_reader import CallReader
+from selfspec.batch.calls import CallReader, form_of, grammar_of
 from selfspec.batch.guides import Guides
 from selfspec.serving.fields import checked
 from selfspec.serving.replies import Piece, joined

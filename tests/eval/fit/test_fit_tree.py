@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from selfspec import SelfSpec, attach
-from selfspec.papers.ghidorah import best_tree
+from eval.fit.accuracies import best_tree
+from eval.papers import as_in
+from selfspec import attach
 from tests.tiny import make_tokenizer
 
 PLACES = [path for depth in (1, 2, 3) for path in product((0, 1), repeat=depth)]
@@ -49,7 +50,7 @@ def test_the_program_makes_a_tree_that_drafts(told, asked, chat_folder, tmp_path
     status, lines, error = told("fit", *asked)
     assert status == 0, error
     assert any(line.endswith("kept") for line in lines)
-    spec = SelfSpec.as_in("ghidorah", tree=tmp_path / "fitted")
+    spec = as_in("ghidorah", tree=tmp_path / "fitted")
     model = attach(AutoModelForCausalLM.from_pretrained(chat_folder))
     ids = torch.tensor([make_tokenizer()("the fox 1")["input_ids"]])
     model.generate(ids, assistant=spec, max_new_tokens=24, do_sample=False)

@@ -12,6 +12,8 @@ from eval.methods.method import Resources
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import METHODS, new_method
+from eval.papers.ghidorah import FittedTree
+from eval.papers.self_draft import ContextCacheCursor
 from eval.runs.sameness import MAX_ULPS, Verdict, compare
 from eval.runs.timing import timed
 from selfspec import SpecConfig, attach
@@ -19,8 +21,6 @@ from selfspec.compat.heads import RUNS_HEADS
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.tree import TreeGrower
-from selfspec.papers.ghidorah import FittedTree
-from selfspec.papers.self_draft import ContextCacheCursor
 from selfspec.records import StepRecord, TopK
 from tests.fakes import new_model, prompt, tiny_model
 from tests.heads import model_with_heads

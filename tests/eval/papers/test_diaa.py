@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from selfspec.errors import ConfigError
-from selfspec.papers.diaa import DynamicTree, Tables, recorded
+from eval.papers.diaa import DynamicTree, Tables, recorded
 from selfspec.records import TopK
 
 BEHIND_3 = np.array([[-1, 3]])
@@ -39,7 +38,8 @@ def test_a_cache_brings_the_same_rows():
     assert again.next_tokens((9,)) == []
 
 
-@pytest.mark.parametrize("knobs", [{"delta": 0}, {"alpha": 1.1}, {"tau": 1}, {"interval": 0}])
-def test_numbers_are_checked(knobs):
-    with pytest.raises(ConfigError, match=next(iter(knobs))):
-        DynamicTree(**knobs)
+def test_equation_2_exempts_the_first_level_from_the_threshold():
+    tree = DynamicTree(delta=0.5, alpha=0.1, tau=0.2)
+    assert tree.score(0.9, 1, 2) == pytest.approx(0.009)
+    assert tree.score(0.9, 2, 0) == pytest.approx(0.45)
+    assert tree.score(0.9, 2, 1) is None

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval.papers.diaa import recorded
+from eval.papers.edgellm import DraftLLM, Fallback, Pacer, confidence
 from selfspec.config import SpecConfig
 from selfspec.cost import StepTime
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
-from selfspec.papers.diaa import recorded
-from selfspec.papers.edgellm import DraftLLM, Fallback, Pacer, confidence
 from selfspec.records import DraftTree, StepRecord
 from tests.fakes import VOCAB, new_model
 from tests.strategies import ScriptedCursor, probability_of

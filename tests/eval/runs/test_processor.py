@@ -8,8 +8,8 @@ import psutil
 import pytest
 import torch
 
-from selfspec.machine import busy
-from selfspec.machine.busy import LEAST_SHARE, num_processors, processor_share
+from eval.runs import processor
+from eval.runs.processor import LEAST_SHARE, num_processors, processor_share
 from selfspec.machine.memory import free_memory
 
 
@@ -27,9 +27,9 @@ def test_a_quiet_machine_is_not_busy_because_we_may_not_use_all_of_it(processors
 
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(busy, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(busy, "process_time", lambda: processors * clock.now)
-    monkeypatch.setattr(busy, "num_processors", lambda: processors)
+    monkeypatch.setattr(processor, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(processor, "process_time", lambda: processors * clock.now)
+    monkeypatch.setattr(processor, "num_processors", lambda: processors)
     assert processor_share() >= LEAST_SHARE
 
 

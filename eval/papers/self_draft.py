@@ -16,7 +16,7 @@ kept under its first token in a context cache, an LRU queue for every token. A c
 phrases counted beforehand; there longer prefixes and higher counts come first. While the branches
 fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
-``SelfSpec.as_in("self-draft", corpus=CorpusCache(texts))``: `docs/papers.md` says which texts the
+``as_in("self-draft", corpus=CorpusCache(texts))``: `docs/papers.md` says which texts the
 paper counts, what it leaves open, and what differs here.
 """
 
@@ -58,10 +58,6 @@ class Branches(Shape):
     def __init__(
         self, num_branches: int = 6, length: int = 6, gram_length: int = 4, *, fills: bool = True
     ) -> None:
-        counts = {"num_branches": num_branches, "length": length, "gram_length": gram_length}
-        for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number >= 1 (got {value!r})")
         self._num_branches, self._length = num_branches, length
         self._gram_length, self._fills = min(gram_length, length), fills
         self.num_nodes = num_branches * length
@@ -219,7 +215,7 @@ def method(
     """The arguments of `SelfSpec`; `max_nodes` are those of the tree without branches."""
     if not isinstance(corpus, CorpusCache | None):
         raise ConfigError(
-            f"corpus must be a CorpusCache of selfspec.papers.self_draft (got {corpus!r:.40}); "
+            f"corpus must be a CorpusCache of eval.papers.self_draft (got {corpus!r:.40}); "
             "CorpusCache(texts) counts the token ids of texts"
         )
     branches = Branches(num_branches, length, gram_length)

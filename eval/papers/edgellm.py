@@ -13,7 +13,7 @@ target then accepts moves α (equation 3): all N_all tokens of the branch, α �
 them, α ← α / T_c^((N_all - N_correct) / N_all). While the target is read, the draft LLM goes on
 after the branch that it likes best (provisional generation).
 
-``SelfSpec.as_in("edgellm", draft_model=small)``, with a target of `selfspec.load`, which reads
+``as_in("edgellm", draft_model=small)``, with a target of `selfspec.load`, which reads
 layers ahead of the forward.
 Provisional generation is left out: it was right in too few steps to pay. `docs/papers.md` says what
 else differs here.
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from eval.papers.diaa import FINE, recorded
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.calibration import FixedPrior
@@ -34,7 +35,6 @@ from selfspec.errors import ConfigError
 from selfspec.forward.model import vocab_size
 from selfspec.neural.draft_cursor import DraftCursor
 from selfspec.neural.small_model import DraftModel
-from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Five papers, a file each, in their own words and symbols.
+"""Papers, a file each, in their own words and symbols.
 
 A method is made of the same parts as a user's: a `Source` names what may come, a `Budget`
 says how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts
-are next. ``SelfSpec.as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all:
+are next. ``as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all:
 
 ======================================  ==================  ========================================
 what                                    paper               in `SelfSpec()`
@@ -30,32 +30,56 @@ prompts sorted by their lengths         edge networks       kept, as `ShortestFi
 batches and lengths by equations        edge networks       thrown out: they need two machines
 ======================================  ==================  ========================================
 
+The last paper, "Efficient LLM Inference over Heterogeneous Edge Networks with Speculative
+Decoding", is about two base stations, which ``python -m eval edge_network`` simulates.
+
 `docs/papers.md` has the figures of every line.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import selfspec
+from selfspec.config import SpecConfig
 from selfspec.errors import check_names
 
-__all__ = ["PAPERS", "method_of", "options_of"]
+if TYPE_CHECKING:
+    from selfspec import SelfSpec
 
-# The papers that have a method of their own for `generate()`; the fifth one is `edge_network`.
+__all__ = ["PAPERS", "as_in", "method_of"]
+
+# The papers that have a method of their own for `generate()`.
 PAPERS = ("diaa", "self-draft", "edgellm", "ghidorah")
+
+
+def as_in(paper: str, **options: Any) -> SelfSpec:
+    """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
+
+    Args:
+        paper: "diaa", "self-draft", "edgellm" or "ghidorah".
+        options: The paper's own, as its file names them; knobs, and what `SelfSpec` takes besides,
+            such as `contents` for DIAA's warm-up. EdgeLLM needs `draft_model`, and Ghidorah `tree`,
+            a file of ``python -m eval fit``.
+    """
+    from selfspec.plugin.parts import check_draft_model
+
+    if (draft_model := options.get("draft_model")) is not None:
+        check_draft_model(draft_model)
+    known = {*signature(_module_of(paper).method).parameters} - {"options"}
+    known |= {field.name for field in fields(SpecConfig)}
+    known |= {*signature(selfspec.SelfSpec).parameters} - {"config", "knobs"}
+    check_names(f"option of as_in({paper!r})", options, known)
+    return selfspec.SelfSpec(**method_of(paper, **options))
 
 
 def method_of(paper: str, **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec` that make a paper's method; `options` are its own and others."""
     arguments: dict[str, Any] = _module_of(paper).method(**options)
     return arguments
-
-
-def options_of(paper: str) -> set[str]:
-    """The names of a paper's own options."""
-    return {*signature(_module_of(paper).method).parameters} - {"options"}
 
 
 def _module_of(paper: str) -> Any:

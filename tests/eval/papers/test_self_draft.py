@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eval.papers import self_draft
+from eval.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.config import SpecConfig
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
-from selfspec.errors import ConfigError
-from selfspec.papers import self_draft
-from selfspec.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
-from tests.draft.sources.test_answers import committed
 from tests.oracles import next_in_corpus
 from tests.strategies import ScriptedCursor, check_tree, probability_of, texts
 
@@ -124,10 +121,8 @@ def test_they_take_half_of_the_nodes_at_most():
     assert len(grown(branches_of(), Cache(), many, max_nodes=12)) == 12
 
 
-@pytest.mark.parametrize("name", ["num_branches", "length", "gram_length"])
-def test_numbers_are_checked(name):
-    with pytest.raises(ConfigError, match=name):
-        Branches(**{name: 0})
+def committed(token: int) -> StepRecord:
+    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[token])
 
 
 def test_it_holds_the_freshest(monkeypatch) -> None:
@@ -136,9 +131,9 @@ def test_it_holds_the_freshest(monkeypatch) -> None:
     for gram in [(1, 5), (1, 6, 7), (2, 5), (1, 5), (1, 8)]:
         cursor.keep(gram)
     assert cursor.root() == [(8,), (5,)]
-    cursor.observe(committed([2]))
+    cursor.observe(committed(2))
     assert cursor.root() == [(5,)]
-    cursor.observe(committed([3]))
+    cursor.observe(committed(3))
     assert cursor.root() == []
 
 
@@ -146,7 +141,7 @@ def test_a_draft_is_followed_to_its_end():
     cursor = ContextCache().open(RowStart(prompt_ids=[1]))
     cursor.keep((5, 6, 7))
     cursor.keep((5, 8, 9))
-    cursor.observe(committed([5]))
+    cursor.observe(committed(5))
     root = cursor.root()
     assert [(token, kind.rank) for token, kind in cursor.expand(root)] == [(8, 1), (6, 2)]
     below = cursor.follow(root, 6)
@@ -155,6 +150,7 @@ def test_a_draft_is_followed_to_its_end():
     assert cursor.follow(root, 4) is None
 
 
+@settings(deadline=None)
 @given(
     st.lists(texts(max_size=20, alphabet=5), max_size=4),
     texts(max_size=6, alphabet=6),

@@ -8,7 +8,7 @@ verification yields the most tokens a second on the device. HCMP splits linear l
 between two units. Of attention, one has the dense part, which is the committed text, and the other
 the sparse part, the tree; both are joined by an online softmax.
 
-``SelfSpec.as_in("ghidorah", tree="tree.json")``, with a file of ``python -m eval fit``: the tree
+``as_in("ghidorah", tree="tree.json")``, with a file of ``python -m eval fit``: the tree
 for a model and a machine. Our own tables draft in place of Medusa's trained heads.
 
 What is read otherwise here: rates go by depth and rank where a single place was seldom tried, and
@@ -19,10 +19,9 @@ experiments of `python -m eval`.
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,6 @@ from typing import Any
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower, TreePlace
 from selfspec.errors import ConfigError
-
-Ranks = tuple[int, ...]  # The path to a node: (0, 2) is the third candidate after the first one.
-# The rates of the candidates after a node, by rank; none where a tree may not be deeper.
-Rates = Callable[[Ranks], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -86,33 +81,6 @@ class FittedTree(Shape):
             raise ConfigError(
                 f"tree must be a file that 'python -m eval fit' made (got {str(path)!r}: {error})"
             ) from error
-
-
-def best_tree(rates: Rates, num_drafted: int) -> FittedTree:
-    """A shape: the `num_drafted` likeliest nodes, likeliest first; none whose rate is 0.
-
-    A child is never likelier than its parent, so the likeliest node next gives the best tree of
-    every width.
-
-    >>> best_tree(lambda path: (0.5, 0.4) if len(path) < 2 else (), 3)
-    FittedTree(parents=(0, 0, 1), ranks=(0, 1, 0), chances=(0.5, 0.4, 0.25))
-    """
-    parents, ranks, chances = list[int](), list[int](), list[float]()
-    waiting: list[tuple[float, Ranks, int]] = []
-
-    def add_children(path: Ranks, node: int, chance: float) -> None:
-        for rank, rate in enumerate(rates(path)):
-            if rate > 0:
-                heapq.heappush(waiting, (-chance * rate, (*path, rank), node))
-
-    add_children((), 0, 1.0)
-    while waiting and len(parents) < num_drafted:
-        negative, path, parent = heapq.heappop(waiting)
-        parents.append(parent)
-        ranks.append(path[-1])
-        chances.append(-negative)
-        add_children(path, len(parents), -negative)
-    return FittedTree(tuple(parents), tuple(ranks), tuple(chances))
 
 
 def method(

@@ -1,14 +1,12 @@
-"""How much of the processor other programs leave, and what a step takes.
-
-Knows no model; imports torch on first use.
-"""
+"""How much of the processor other programs leave."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
+
+import torch
 
 from selfspec.machine.memory import limits_of_groups
 
@@ -22,8 +20,6 @@ def processor_share() -> float:
 
     Half means that other programs are as busy as this one.
     """
-    import torch
-
     threads = torch.get_num_threads()
     processors = min(num_processors(), threads)
     look = _LOOK if processors == int(processors) == threads else _LOOK_AT_QUOTA
@@ -42,36 +38,3 @@ def num_processors(root: Path = Path("/")) -> float:
     quotas = limits_of_groups("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"], root)
     # A quota of -1 is none.
     return min([usable, *(quota / period for quota, period, _ in quotas if quota > 0 < period)])
-
-
-class Laps:
-    """The seconds of a step by its stages, from the end of one stage to the end of the next."""
-
-    def __init__(
-        self, clock: Callable[[], float], processor_clock: Callable[[], float] | None = None
-    ) -> None:
-        """`processor_clock` counts the seconds in which this thread computes."""
-        self.seconds: dict[str, float] = {}
-        self._clock, self._processor_clock = clock, processor_clock
-        self._first = self._last = clock()
-        self._computed = 0.0 if processor_clock is None else processor_clock()
-
-    def end(self, stage: str) -> float:
-        """Adds the time since the last end to a stage; returns the time now."""
-        now = self._clock()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
-        return now
-
-    @property
-    def waited(self) -> float:
-        """The seconds so far in which others had the processor; 0 where nobody counts them."""
-        if self._processor_clock is None:
-            return 0.0
-        computed = self._processor_clock() - self._computed
-        return max(self._clock() - self._first - computed, 0.0)
-
-    @property
-    def total(self) -> float:
-        """The seconds of all stages but "prepare", which serves later steps too."""
-        return sum(self.seconds.values()) - self.seconds.get("prepare", 0.0)
