@@ -99,9 +99,6 @@ def test_a_model_that_cannot_draft_is_refused() -> None:
     refused(f"{VOCAB + 1024} tokens", VocabularyError, assistant=large)
     options = {"assistant": SelfSpec(), "assistant_model": tiny_model("qwen2")}
     refused("assistant_tokenizer", assistant_tokenizer=tiny_tokenizer(), **options)
-
-
-def test_a_prompt_without_tokens_is_refused() -> None:
     embeds = attached_model().get_input_embeddings()(prompt()["input_ids"]).detach()
     spec = SelfSpec(draft_model=tiny_model("qwen2"))
     refused("as token ids", inputs={"inputs_embeds": embeds}, assistant=spec)

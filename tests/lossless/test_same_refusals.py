@@ -59,12 +59,6 @@ def test_an_assistant_of_another_kind_is_refused(assistant: Any) -> None:
     refused("SelfSpec", AttachError, assistant=assistant)
 
 
-@pytest.mark.parametrize("thing", [object(), None, "model", 3, type(tiny_model()), torch.nn.ReLU()])
-def test_attach_refuses_what_has_no_generate(thing: Any) -> None:
-    with pytest.raises(AttachError, match=r"generate\(\)"):
-        attach(thing)
-
-
 DICT = {"return_dict_in_generate": True}
 PLAIN: dict[str, tuple[dict[str, Any], str]] = {
     "no-kv": ({"use_cache": False}, "use_cache=False leaves no KV cache"),
