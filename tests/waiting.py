@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import urllib.request
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
@@ -23,3 +24,12 @@ def wait_until(done: Callable[[], Any]) -> None:
     while not done():
         assert monotonic() < end, "waited in vain"
         sleep(0.01)
+
+
+def is_open(port: int) -> bool:
+    """Does a server answer there?"""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True

@@ -12,14 +12,13 @@ import torch
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward import slots
 from selfspec.forward.backends import TreeBackend
-from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of
+from tests.batch.test_session import Ask, FixedPace, Played, alone, drawn, ids_of
 from tests.fakes import prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
 from tests.recorder import use_recorders
 from tests.sessions import TextSession, wild
 
 NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2", "qwen3-5", "falcon-h1", "lfm2")
-LENGTHS = (1, 2, 3, 17, 40, 90, 300)
 
 
 @pytest.fixture(autouse=True)
@@ -42,24 +41,6 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(StaticRunner, "ready", watched)
     return seen
-
-
-def drawn(dice: random.Random, longest: int) -> list[Ask]:
-    asks = []
-    for _ in range(dice.randrange(1, 10)):
-        arrives = dice.randrange(12)
-        leaves = arrives + dice.randrange(10) if dice.random() < 0.15 else None
-        asks.append(
-            Ask(
-                length=dice.choice([x for x in LENGTHS if x <= longest]),
-                kind=dice.randrange(len(SETTINGS)),
-                max_new_tokens=dice.choice([1, 2, 5, 9, 14]),
-                arrives=arrives,
-                leaves=leaves,
-                stops_reading=dice.randrange(1, 6) if dice.random() < 0.1 else None,
-            )
-        )
-    return asks
 
 
 def scarce(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
@@ -105,8 +86,7 @@ def test_two_thousand_random_sessions(hundred: int, monkeypatch: pytest.MonkeyPa
 
 def texts(session: TextSession, given: dict[int, Ask]) -> dict[int, Any]:
     for index, ask in given.items():
-        options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-        session.submit(index, ids_of(ask), index, options)
+        session.submit(index, ids_of(ask), index, ask.settings)
     found = session.answers()
     for index, ask in given.items():
         assert found[index].ids == alone("llama", ask, index)
@@ -118,7 +98,7 @@ def test_rows_share_graphs_that_stay_when_they_come_and_go(
 ) -> None:
     """The second time nothing is captured, and a long prompt is copied into its place."""
     log, spec, counts = use_recorders(monkeypatch), wild(learning="frozen"), []
-    given = {index: Ask(length, 0, 5, 0, None) for index, length in enumerate([3, 40, 700, 1, 17])}
+    given = {index: Ask(length, 0, 5) for index, length in enumerate([3, 40, 700, 1, 17])}
     for _ in range(2):
         session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
         answers = texts(session, given)
@@ -137,7 +117,7 @@ def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
     other = TextSession(model, tiny_tokenizer(), spec, max_rows=2)
-    (answer,) = texts(other, {0: Ask(3, 0, 5, 0, None)}).values()
+    (answer,) = texts(other, {0: Ask(3, 0, 5)}).values()
     assert answer.stats.eager_reason == both.stats.eager_reason
     assert [answer.stats.forward for answer in session.work()] == ["graph"]
     session.submit(1, [5, 6, 7], 0, {"max_new_tokens": 20})
@@ -183,7 +163,7 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
 
     monkeypatch.setattr(TreeBackend, "lay_out", failing)
     spec = wild(forward="graph")
-    asks = {index: Ask(length, 0, 20, 0, None) for index, length in enumerate([3, 40, 9])}
+    asks = {index: Ask(length, 0, 20) for index, length in enumerate([3, 40, 9])}
     answers = texts(TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=2), asks)
     assert faults == ["graph"]
     assert answers[2].stats.forward == "graph"
@@ -198,22 +178,9 @@ def test_no_memory_for_fixed_slots_loses_no_row(
     monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", 0)
     spec = wild()
     spec.runner(tiny_model()).support()
-    given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}
+    given = {index: Ask(length, 1, 12) for index, length in enumerate([3, 40, 90, 200])}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
     session.open()
     scarce(monkeypatch, at)
     answers = texts(session, given)
     assert {answer.stats.forward for answer in answers.values()} == {forward}
-
-
-def test_rows_within_a_memory_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_recorders(monkeypatch)
-    given = {index: Ask(length, 0, 9, 0, None) for index, length in enumerate([3, 40, 90, 1, 17])}
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=4, max_memory="400kB")
-    for index, ask in given.items():
-        session.submit(index, ids_of(ask), index, {"max_new_tokens": ask.max_new_tokens})
-    while not session.is_empty:
-        for answer in session.step():
-            assert answer.ids == alone("llama", given[answer.index], answer.index)
-            assert answer.stats.forward == "graph"
-        assert session.kv is None or session.kv.nbytes <= 400e3

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from peft import PromptTuningConfig, get_peft_model
-from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import (
     AttachError,
@@ -62,18 +61,6 @@ def assert_as_alone(model: Any, given: list[list[int]], spec: SelfSpec, **option
         assert answer.stats.num_new_tokens == len(expected)
 
 
-def test_ids_that_the_model_has_not_end_no_other_text() -> None:
-    """As of another model's tokenizer."""
-    given = [[3, VOCAB], [3, 4], [-1, 3]]
-    answers = sorted(
-        generate_many(new_model(), tiny_tokenizer(), given, max_new_tokens=2),
-        key=lambda answer: answer.index,
-    )
-    refused = [isinstance(answer.error, VocabularyError) for answer in answers]
-    assert (refused, len(answers[1].ids)) == ([True, False, True], 2)
-    assert f"ids of the model's {VOCAB} tokens (got {VOCAB})" in str(answers[0].error)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", few(["llama", "mistral", "gemma3", "gpt2", "deepseek-v3"]))
 def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
@@ -82,14 +69,6 @@ def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     assert spec.total_stats.num_calls == len(LENGTHS)
     assert spec.total_stats.disabled_reason is None
     assert spec.total_stats.num_nodes > spec.total_stats.num_steps
-
-
-@pytest.mark.parametrize("lengths", [[3], [40, 36]])
-def test_lengths_that_a_criterion_names(lengths: list[int]) -> None:
-    """The caller's goes before that of the config, be it longer or shorter than a prompt."""
-    criteria = StoppingCriteriaList(map(MaxLengthCriteria, lengths))
-    options = {"max_new_tokens": 5, "stopping_criteria": criteria, "do_sample": False}
-    assert_as_alone(tiny_model(), prompts(), wild(), **options)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's own
@@ -187,14 +166,6 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
         session.submit(9, given[0] + given[1], None, {"max_new_tokens": 2})
 
 
-def test_no_prompt_is_lost_after_many_that_are_refused() -> None:
-    """All that are taken ahead were once the last ones."""
-    given = [*[[]] * 300, [5, 6, 7]]
-    answers = list(generate_many(tiny_model(), tiny_tokenizer(), given, max_new_tokens=3))
-    assert len(answers) == 301
-    assert [answer.index for answer in answers if answer.error is None] == [300]
-
-
 def test_an_iterator_that_breaks_loses_no_prompt() -> None:
     def breaking() -> Any:
         yield from prompts()
@@ -218,8 +189,31 @@ def test_text_and_reasons_to_finish() -> None:
     assert stopped.ids == expected[: expected.index(expected[2]) + 1]
 
 
+def test_prompts_that_are_refused_are_answers_too() -> None:
+    """However many there are; all that are taken ahead were once the last ones."""
+    good, messages = prompts()[0], [{"role": "user", "content": "x"}]
+    wrong: list[Any] = [7, messages, ["no", "ids"], {"a": 1}, [-1, 3], [5] * 40, [3, VOCAB]]
+    given = [*[[]] * 300, good, *wrong, good]
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": True}
+    limits = {"max_rows": 2, "max_memory": 20_000}
+    found = generate_many(
+        tiny_model(), tiny_tokenizer(), given, assistant=wild(), seed=0, **limits, **options
+    )
+    answers = {answer.index: answer for answer in found}
+    assert sorted(answers) == list(range(len(given)))
+    for index in (300, len(given) - 1):
+        assert answers.pop(index).ids == alone(tiny_model(), good, index, **options)
+    assert all(isinstance(answer.error, ValueError) for answer in answers.values())
+    assert {(each.text, each.finish_reason) for each in answers.values()} == {("", "error")}
+    too_long, unknown = (answers[len(given) - n].error for n in (3, 2))
+    assert "must fit" in str(too_long)
+    assert isinstance(unknown, VocabularyError)
+    assert f"ids of the model's {VOCAB} tokens (got {VOCAB})" in str(unknown)
+
+
 REFUSED: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
     ("Hi", {}, UnsupportedError, "list of prompts"),
+    (["the"], {"no_such_argument": 1}, ValueError, "no_such_argument"),
     (["the"], {"streamer": object()}, UnsupportedError, "streamer"),
     (["the"], {"past_key_values": 1}, UnsupportedError, "past_key_values"),
     (["the"], {"cache": 1}, UnsupportedError, "cache"),
@@ -227,13 +221,17 @@ REFUSED: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
     (["the"], {"num_return_sequences": 2, "do_sample": True}, UnsupportedError, "return_sequences"),
     (["the"], {"max_rows": 0}, ConfigError, "max_rows"),
     (["the"], {"max_memory": "much"}, ConfigError, "max_memory"),
+    (["the"], {"max_memory": 10_000, "max_new_tokens": 5000}, UnsupportedError, "must fit"),
     (["the"], {"assistant": "you"}, AttachError, "assistant"),
 )
 
 
 @pytest.mark.parametrize(("given", "options", "error", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_refused(given: Any, options: dict[str, Any], error: Any, said: str) -> None:
+def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
+    given: Any, options: dict[str, Any], error: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "step", None)
     with pytest.raises(error, match=said):
-        list(
+        next(
             generate_many(tiny_model(), tiny_tokenizer(), given, **{"max_new_tokens": 2} | options)
         )

@@ -12,50 +12,27 @@ import pytest
 import torch
 from transformers import StoppingCriteriaList
 
-from selfspec import SelfSpec, UnsupportedError, generate_many
+from selfspec import SelfSpec, UnsupportedError
 from selfspec.batch.answers import Answer
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.draft.sources import RowStart, Source
 from selfspec.engine import Engine
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.prompt import Prompt
-from selfspec.records import Candidate
 from selfspec.row import Row
-from tests.batch.test_session import FixedPace
+from tests.batch.test_session import Broken, FixedPace, Fuse
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model, tiny_tokenizer
-from tests.lossless.same import GREEDY, MODES, run_both, slow
+from tests.lossless.same import GREEDY, MODES, SAMPLE, run_both
 from tests.recorder import use_recorders
+from tests.scripted import TextCursor, TextSource
 from tests.sessions import TextSession
 from tests.sessions import alone as new_tokens
 from tests.sessions import wild as wild_with
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
-
-
-class Broken(Exception):
-    """Raised on purpose."""
-
-
-class Fuse:
-    """Raises at the n-th time, in a text that begins with the token `ILL`, or in any text."""
-
-    is_row_wise = True  # As a processor of one text.
-
-    def __init__(self, at: int, error: type[Exception] = Broken) -> None:
-        self.left = at
-        self._error = error
-
-    def burn(self, *_: Any, **__: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise self._error("on purpose")
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.burn()
-        return scores
 
 
 class OfOne(Fuse):
@@ -66,31 +43,20 @@ class OfOne(Fuse):
         return torch.zeros(len(ids), dtype=torch.bool)
 
 
-class Silent(Cursor):
-    def root(self) -> None:
-        return None
-
-    def expand(self, state: None) -> list[Candidate]:
-        return []
-
-
-class Treacherous(Source):
+class Treacherous(TextSource):
     """Knows nothing, and breaks where a text begins with `ILL`."""
 
-    name = "treacherous"
-
     def __init__(self, fuse: Fuse, place: str) -> None:
+        super().__init__("treacherous", lambda _text: [])
         self.fuse, self.place = fuse, place
 
-    def open(self, row: RowStart) -> Cursor:
-        fuse, place, cursor = self.fuse, self.place, Silent()
-        if row.prompt_ids[0] == ILL:
-            if place == "open":
-                fuse.burn()
-            elif place == "draft":
-                cursor.root = fuse.burn  # type: ignore[method-assign]
-            else:
-                cursor.observe = fuse.burn  # type: ignore[method-assign]
+    def open(self, row: RowStart) -> TextCursor:
+        cursor = super().open(row)
+        if row.prompt_ids[0] == ILL and self.place == "open":
+            self.fuse.burn()
+        elif row.prompt_ids[0] == ILL:
+            work = getattr(cursor, self.place)
+            setattr(cursor, self.place, lambda *given: self.fuse.burn() or work(*given))
         return cursor
 
 
@@ -165,7 +131,7 @@ def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
     assert bool(session.alone_reasons) == (who == "stopping rule")
 
 
-@pytest.mark.parametrize("place", ["open", "draft", "observe"])
+@pytest.mark.parametrize("place", ["open", "root", "observe"])
 @pytest.mark.parametrize("at", [1, 2])
 def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixture) -> None:
     """It is said once, and ends no text: nothing more is drafted from that source."""
@@ -182,8 +148,7 @@ def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixt
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = prompt_module.prefill
 
     def watched(model: Any, ids: torch.Tensor, *rest: Any) -> Any:
@@ -193,9 +158,9 @@ def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(prompt_module, "prefill", watched)
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    answers = played(session, common=MODES[mode])
+    answers = played(session, common=SAMPLE)
     monkeypatch.undo()
-    assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
+    assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **SAMPLE)
 
 
 @pytest.mark.parametrize("where", ["slots", "row"])
@@ -255,21 +220,6 @@ def test_probabilities_that_are_none(is_late: bool) -> None:
     assert answers[1].ids == (texts[1][: texts[1].index(ill) + 1] if is_late else [])
 
 
-def test_a_guide_that_allows_nothing_raises() -> None:
-    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
-    from selfspec.batch.guides import Guides, guide_of
-    from tests.batch.test_guides import TOKENIZER
-    from tests.tiny import make_model
-
-    guides = Guides(TOKENIZER, make_model(len(TOKENIZER)))
-    processor = guides.processor(guide_of({"type": "boolean"}))
-    scores = torch.zeros(1, len(TOKENIZER))
-    processor(torch.tensor([[5]]), scores)
-    wrong = TOKENIZER("quick")["input_ids"][:1]
-    with pytest.raises(UnsupportedError, match="schema"):
-        processor(torch.tensor([[5, *wrong]]), scores)
-
-
 def broken_forward(fails: Callable[[TreeBackend, torch.Tensor], bool]) -> Any:
     """A forward over drafts that breaks after it has written keys and values."""
     lay_out = TreeBackend.lay_out
@@ -314,10 +264,7 @@ def test_a_forward_that_fails_is_tried_again_over_fewer_rows(
     assert spec.total_stats.num_new_tokens == 5 * NUM_NEW
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_forward_that_fails_over_one_row_alone(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forward_that_fails_over_one_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, steps = prompts()[1], []
 
     def is_ill(backend: TreeBackend, logits: torch.Tensor) -> bool:
@@ -328,15 +275,14 @@ def test_a_forward_that_fails_over_one_row_alone(
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     needs = {session.call(1, ids, 1, {"max_new_tokens": NUM_NEW}).max_columns}
     monkeypatch.setattr(TreeBackend, "lay_out", broken_forward(is_ill))
-    answers = played(session, common=MODES[mode])
-    assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
+    answers = played(session, common=SAMPLE)
+    assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **SAMPLE)
     assert answers[1].ids
 
 
-@pytest.mark.parametrize("name", ["llama", slow("mistral")])
-def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_more_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the row that needs them fails: the others have their places."""
-    model, asked = tiny_model(name), {0: 20, 1: 300, 2: 20}
+    model, asked = tiny_model(), {0: 20, 1: 300, 2: 20}
     given = [[5, 6, 7], [8, 9], [10]]
     make_room = TreeKV._make_room
 
@@ -471,13 +417,6 @@ def test_an_interrupt_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) ->
     assert answer.ids == alone(tiny_model(), [*range(3, 23)], 1)
 
 
-def test_an_interrupt_ends_everything() -> None:
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    error: Any = KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt):
-        played(session, logits_processor=[Fuse(3, error)])
-
-
 @pytest.mark.parametrize("num_new", [1, 2])
 def test_an_interrupt_loses_no_text_whose_last_token_came_in_the_same_step(num_new: int) -> None:
     """With the prompt, or in a forward that both texts share; the next step returns it."""
@@ -512,41 +451,6 @@ def test_a_call_of_its_own_raises_what_it_always_raised() -> None:
 
 
 # `generate_many`
-
-NO_PROMPTS: list[Any] = [7, [{"role": "user", "content": "x"}], ["no", "ids"], {"a": 1}]
-
-
-def test_prompts_that_are_refused_are_answers_too() -> None:
-    good = prompts()[0]
-    given = [[], good, *NO_PROMPTS, [5] * 40, good]
-    found = generate_many(
-        tiny_model(), tiny_tokenizer(), given, assistant=wild(), seed=0, max_memory=20_000,
-        max_new_tokens=NUM_NEW, do_sample=True, max_rows=2,
-    )  # fmt: skip
-    answers = {answer.index: answer for answer in found}
-    assert sorted(answers) == list(range(len(given)))
-    for index in (1, len(given) - 1):
-        assert answers[index].ids == alone(tiny_model(), good, index, do_sample=True)
-    refused = [answers[index] for index in sorted(set(answers) - {1, len(given) - 1})]
-    assert all(isinstance(answer.error, ValueError) for answer in refused)
-    assert {(each.text, each.finish_reason) for each in refused} == {("", "error")}
-    assert "must fit" in str(refused[-1].error)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        ({"no_such_argument": 1}, ValueError, "no_such_argument"),
-        ({"num_beams": 2, "max_new_tokens": 2}, UnsupportedError, "beam search"),
-        ({"max_memory": 10_000, "max_new_tokens": 5000}, UnsupportedError, "must fit"),
-    ],
-)
-def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
-    options: dict[str, Any], error: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Engine, "step", None)
-    with pytest.raises(error, match=said):
-        next(generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options))
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -9,12 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from selfspec import UnsupportedError
 from selfspec.session import ReadingPace
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
+from tests.lossless.same import some
 from tests.sessions import TextSession, wild
 from tests.sessions import alone as alone_with
 
@@ -28,15 +28,43 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+class Fuse:
+    """Raises at the n-th time; a logits processor of one text."""
+
+    is_row_wise = True
+
+    def __init__(self, at: int, error: type[Exception] = Broken) -> None:
+        self.left = at
+        self._error = error
+
+    def burn(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self._error("on purpose")
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.burn()
+        return scores
+
+
 class Ask(NamedTuple):
     """A prompt, how it is answered, and when its client comes and goes."""
 
     length: int
     kind: int  # of SETTINGS
     max_new_tokens: int
-    arrives: int
-    leaves: int | None
+    arrives: int = 0
+    leaves: int | None = None
     stops_reading: int | None = None  # Behind so many tokens.
+    fails_at: int | None = None  # The token at which a processor of its own breaks.
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**SETTINGS[self.kind], "max_new_tokens": self.max_new_tokens}
 
 
 class FixedPace(ReadingPace):
@@ -50,25 +78,30 @@ class FixedPace(ReadingPace):
         return self.length
 
 
-def ids_of(ask: Ask) -> list[int]:
+def ids_of(ask: Ask) -> tuple[int, ...]:
     dice = torch.Generator().manual_seed(100 * ask.length + ask.kind)
-    return torch.randint(3, VOCAB, (ask.length,), generator=dice).tolist()
+    return tuple(torch.randint(3, VOCAB, (ask.length,), generator=dice).tolist())
 
 
 @cache
+def stock(name: str, ids: tuple[int, ...], kind: int, number: int, seed: int) -> list[int]:
+    """The new tokens of stock's own call, so many at most."""
+    options = {**SETTINGS[kind], "max_new_tokens": number, "tokenizer": tiny_tokenizer()}
+    return alone_with(tiny_model(name), ids, seed, **options)
+
+
 def alone(name: str, ask: Ask, seed: int) -> list[int]:
-    options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-    return alone_with(tiny_model(name), ids_of(ask), seed, tokenizer=tiny_tokenizer(), **options)
+    return stock(name, ids_of(ask), ask.kind, ask.max_new_tokens, seed)
 
 
 class Played:
     """Lets clients come and go while a session steps."""
 
     def __init__(self, asks: Sequence[Ask], *, name: str = "llama", **options: Any) -> None:
-        self.asks = asks
+        self.asks, self.name = asks, name
+        self.given: dict[int, tuple[int, ...]] = {}  # The prompts that have come.
         self.heard: dict[int, list[int]] = {index: [] for index in range(len(asks))}
         self.answers: dict[int, Any] = {}
-        self.name = name
         self.session = TextSession(
             tiny_model(name), tiny_tokenizer(), on_token=self.on_token, **options
         )
@@ -79,58 +112,72 @@ class Played:
         most = self.asks[index].stops_reading
         return most is None or len(self.heard[index]) < most
 
+    def ids(self, ask: Ask) -> tuple[int, ...]:
+        return ids_of(ask)
+
+    def look(self) -> None:
+        """Called after each step."""
+
+    def submit(self, index: int, ask: Ask) -> None:
+        self.given[index], settings = self.ids(ask), ask.settings
+        if ask.fails_at is not None:
+            settings["logits_processor"] = [Fuse(ask.fails_at)]
+        self.session.submit(index, self.given[index], index, settings)
+
     def run(self) -> None:
-        for step in range(400):
+        for step in range(600):
             for index, ask in enumerate(self.asks):
                 if ask.arrives == step:
-                    options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-                    self.session.submit(index, ids_of(ask), index, dict(options))
+                    self.submit(index, ask)
                 if ask.leaves == step:
                     self.session.cancel(index)
             self.answers |= {answer.index: answer for answer in self.session.step()}
+            self.look()
             if self.session.is_empty and all(ask.arrives <= step for ask in self.asks):
                 return
         raise AssertionError("the session came to no end")
 
     def check(self) -> None:
         for index, ask in enumerate(self.asks):
-            kind = ask._replace(arrives=0, leaves=None, stops_reading=None)
-            expected = alone(self.name, kind, index)
-            if index in self.answers:
-                assert self.answers[index].ids == self.heard[index] == expected
-            else:
+            expected = stock(self.name, self.given[index], ask.kind, ask.max_new_tokens, index)
+            answer, heard = self.answers.get(index), self.heard[index]
+            assert heard == expected[: len(heard)]
+            if answer is None:
                 assert ask.leaves is not None or ask.stops_reading is not None
-                assert self.heard[index] == expected[: len(self.heard[index])]
+            elif answer.error is not None:
+                assert ask.fails_at is not None
+                assert isinstance(answer.error, Broken), answer.error
+                assert answer.ids == expected[: len(answer.ids)]
+            else:
+                assert answer.ids == heard == expected
 
 
-@st.composite
-def asking(draw: st.DrawFn) -> Ask:
-    arrives = draw(st.integers(0, 8))
-    return Ask(
-        length=draw(st.sampled_from([1, 3, 17, 40])),
-        kind=draw(st.integers(0, len(SETTINGS) - 1)),
-        max_new_tokens=draw(st.sampled_from([1, 5, 12])),
-        arrives=arrives,
-        leaves=draw(st.none() | st.integers(arrives, arrives + 10)),
-        stops_reading=draw(st.none() | st.integers(1, 6)),
-    )
+def drawn(dice: random.Random, longest: int) -> list[Ask]:
+    asks = []
+    for _ in range(dice.randrange(1, 10)):
+        arrives = dice.randrange(12)
+        leaves = arrives + dice.randrange(10) if dice.random() < 0.15 else None
+        asks.append(
+            Ask(
+                length=dice.choice([n for n in (1, 2, 3, 17, 40, 90, 300) if n <= longest]),
+                kind=dice.randrange(len(SETTINGS)),
+                max_new_tokens=dice.choice([1, 2, 5, 9, 14]),
+                arrives=arrives,
+                leaves=leaves,
+                stops_reading=dice.randrange(1, 6) if dice.random() < 0.1 else None,
+            )
+        )
+    return asks
 
 
-@settings(max_examples=15)
-@given(
-    asks=st.lists(asking(), min_size=1, max_size=7),
-    part=st.sampled_from([2, 7, 50]),
-    max_rows=st.integers(1, 4),
-    learning=st.sampled_from(["session", "request", "frozen"]),
-)
-def test_texts_are_those_of_each_prompt_alone(
-    asks: list[Ask], part: int, max_rows: int, learning: str
-) -> None:
+@pytest.mark.parametrize("seed", some(range(18)))
+def test_texts_are_those_of_each_prompt_alone(seed: int) -> None:
+    dice = random.Random(seed)
     played = Played(
-        asks,
-        spec=wild(learning=learning),
-        max_rows=max_rows,
-        pace=FixedPace(part),
+        drawn(dice, longest=40),
+        spec=wild(learning=("session", "request", "frozen")[seed % 3]),
+        max_rows=dice.randrange(1, 5),
+        pace=FixedPace(dice.choice([2, 7, 50])),
     )
     played.run()
     played.check()
@@ -142,7 +189,7 @@ def test_texts_are_those_of_each_prompt_alone(
 )
 def test_prompts_in_parts_by_every_kind_of_model(name: str) -> None:
     """Also by those that are decoded alone, between rows of which none may be there."""
-    asks = [Ask(40, 0, 8, 0, None), Ask(33, 1, 8, 1, None), Ask(17, 2, 8, 2, 6)]
+    asks = [Ask(40, 0, 8), Ask(33, 1, 8, arrives=1), Ask(17, 2, 8, arrives=2, leaves=6)]
     played = Played(asks, name=name, spec=wild(), max_rows=3, pace=FixedPace(9))
     played.run()
     played.check()
@@ -151,7 +198,7 @@ def test_prompts_in_parts_by_every_kind_of_model(name: str) -> None:
 
 
 def test_a_long_prompt_holds_up_nobody() -> None:
-    asks = [Ask(3, 0, 12, 0, None), Ask(40, 0, 1, 1, None)]
+    asks = [Ask(3, 0, 12), Ask(40, 0, 1, arrives=1)]
     played = Played(asks, spec=wild(), pace=FixedPace(4))
     grown = []
     step = played.session.step

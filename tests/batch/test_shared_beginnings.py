@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
 from selfspec.forward.states.slots import States
 from selfspec.forward.tree_kv import TreeKV
-from tests.batch.test_session import SETTINGS, FixedPace
+from tests.batch.test_session import SETTINGS, Ask, Broken, FixedPace, Fuse, Played
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer, with_lora
 from tests.lossless.same import some
 from tests.lossless.seeing import prompt_with_image, seeing_model
@@ -31,92 +31,37 @@ def short_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_kv, "LEAST", 3)
 
 
-class Asked(NamedTuple):
-    ids: tuple[int, ...]
-    seed: int
-    settings: dict[str, Any]
-    leaves: int | None = None  # After so many steps.
-    fails: bool = False  # Does a processor of its own fail after some tokens?
+class Shared(Played):
+    """Prompts with few beginnings: of earlier ones, or the next turn of what was said."""
 
-
-class Failing:
-    """Its own processor breaks off one text."""
-
-    is_row_wise = True
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] >= self._length:
-            raise ValueError("this text fails")
-        return scores
-
-
-_known: dict[Any, list[int]] = {}
-
-
-def stock(model: Any, ids: tuple[int, ...], seed: int, settings: dict[str, Any]) -> list[int]:
-    """The new tokens of stock's own call."""
-    key = id(model), ids, seed, repr(settings)
-    if key not in _known:
-        _known[key] = alone(model, ids, seed, tokenizer=tiny_tokenizer(), **settings)
-    return _known[key]
-
-
-class Shared:
-    """Lets prompts with few beginnings come, again or as the next turn of what was said."""
-
-    def __init__(self, dice: random.Random, model: Any, **options: Any) -> None:
+    def __init__(self, dice: random.Random, **options: Any) -> None:
         self.dice = dice
-        self.model = model
-        self.max_memory = options["max_memory"]
-        self.session = TextSession(model, tiny_tokenizer(), **options)
-        self.asked: dict[int, Asked] = {}
-        self.answers: dict[int, Any] = {}
         self.bases = [self.tokens(45) for _ in range(2)]
+        asks = []
+        for index in range(dice.randrange(3, 9)):
+            arrives = 2 * index + dice.randrange(3)
+            leaves = arrives + dice.randrange(5) if dice.random() < 0.1 else None
+            fails_at = dice.randrange(1, 5) if dice.random() < 0.1 else None
+            kind, number = dice.randrange(len(SETTINGS)), dice.choice([1, 3, 8])
+            asks.append(Ask(0, kind, number, arrives, leaves, fails_at=fails_at))
+        super().__init__(asks, **options)
 
     def tokens(self, number: int) -> tuple[int, ...]:
         return tuple(self.dice.randrange(3, VOCAB) for _ in range(number))
 
-    def ids(self) -> tuple[int, ...]:
-        dice, before = self.dice, list(self.asked.values())
+    def ids(self, ask: Ask) -> tuple[int, ...]:
+        dice, way = self.dice, self.dice.random()
         ended = [index for index, answer in self.answers.items() if answer.error is None]
-        way = dice.random()
-        if way < 0.25 and before:
-            return dice.choice(before).ids
+        if way < 0.25 and self.given:
+            return dice.choice(list(self.given.values()))
         if way < 0.55 and ended:
             index = dice.choice(ended)
-            text = (*self.asked[index].ids, *self.answers[index].ids)
+            text = (*self.given[index], *self.answers[index].ids)
             return (*text[: dice.randrange(len(text) - 2, len(text) + 1)], *self.tokens(2))
         start = dice.choice(self.bases)[: dice.randrange(1, 45)]
         return (*start, *self.tokens(dice.randrange(6)))
 
-    def submit(self, step: int) -> None:
-        dice, index = self.dice, len(self.asked)
-        settings = {**dice.choice(SETTINGS), "max_new_tokens": dice.choice([1, 3, 8])}
-        leaves = step + dice.randrange(5) if dice.random() < 0.1 else None
-        asked = Asked(self.ids(), index, settings, leaves, dice.random() < 0.1)
-        self.asked[index] = asked
-        settings = dict(settings)
-        if asked.fails:
-            settings["logits_processor"] = [Failing(len(asked.ids) + dice.randrange(4))]
-        self.session.submit(index, list(asked.ids), asked.seed, settings)
-
-    def run(self, number: int) -> None:
-        for step in range(600):
-            if len(self.asked) < number and self.dice.random() < 0.6:
-                self.submit(step)
-            for index, asked in self.asked.items():
-                if asked.leaves == step:
-                    self.session.cancel(index)
-            self.answers |= {answer.index: answer for answer in self.session.step()}
-            self.check_memory()
-            if self.session.is_empty and len(self.asked) == number:
-                return
-        raise AssertionError("the session came to no end")
-
-    def check_memory(self) -> None:
+    def look(self) -> None:
         session, kv = self.session, self.session.kv
         kept = session.kept_kv_bytes
         store = session._runner._kept_kv
@@ -125,26 +70,9 @@ class Shared:
         if session.memory._max_bytes is not None:
             assert getattr(kv, "nbytes", 0) + kept <= session.memory._max_bytes
 
-    def check(self) -> None:
-        for index, asked in self.asked.items():
-            expected = stock(self.model, asked.ids, asked.seed, asked.settings)
-            if index in self.answers:
-                answer = self.answers[index]
-                if asked.fails and answer.error is not None:
-                    assert str(answer.error) == "this text fails"
-                    assert answer.ids == expected[: len(answer.ids)]
-                else:
-                    assert answer.error is None, (answer.error, answer.error.__cause__)
-                    assert answer.ids == expected
-            else:
-                assert asked.leaves is not None
 
-    @property
-    def num_kept(self) -> int:
-        return self.session._spec.total_stats.num_prompt_tokens_kept
-
-
-def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
+def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tokens of prompts were not read."""
     dice = random.Random(seed)
     if dice.random() < 0.15:
         copies = kept_kv._copy
@@ -157,18 +85,30 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
         monkeypatch.setattr(kept_kv, "_copy", scarce)
     little = "900KB" if name in HYBRIDS else "200KB"  # Running states take 600 KB.
     learning = dice.choice(["session", "session", "frozen"])
+    spec = wild(kept_kv=dice.choice([None, "100KB", "1GB"]), learning=learning)
     played = Shared(
         dice,
-        tiny_model(name),
-        spec=wild(kept_kv=dice.choice([None, "100KB", "1GB"]), learning=learning),
+        name=name,
+        spec=spec,
         max_rows=dice.randrange(1, 4),
         max_memory=dice.choice(("1GB", little, None)),
         pace=FixedPace(dice.choice([2, 7, 50])),
         keeps_kv=dice.random() < 0.7,
     )
-    played.run(dice.randrange(3, 9))
+    played.run()
     played.check()
-    return played
+    return spec.total_stats.num_prompt_tokens_kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_a_hundred_random_sessions(part: int) -> None:
+    num_kept = 0
+    for seed in range(1000 + 100 * part, 1100 + 100 * part):
+        with pytest.MonkeyPatch.context() as patch:
+            name = random.Random(seed).choice((*MODELS, *HYBRIDS))
+            num_kept += play(name, seed, patch)
+    assert num_kept > 1000
 
 
 @pytest.mark.parametrize("seed", some(range(24)))
@@ -189,21 +129,9 @@ def test_states_of_plain_steps_are_not_those_of_a_prompt(name: str) -> None:
     for index in range(3):
         session.submit(index, list(ids), 0, settings)
         (answer,) = session.work()
-        assert answer.ids == stock(model, ids, 0, settings)
+        assert answer.ids == alone(model, ids, 0, **settings)
         assert "bound the time steps" in answer.stats.kept_reason
         ids = (*ids, *answer.ids, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
-def test_a_hundred_random_sessions(part: int) -> None:
-    num_kept = 0
-    for seed in range(1000 + 100 * part, 1100 + 100 * part):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kept_kv, "LEAST", 3)
-            name = random.Random(seed).choice((*MODELS, *HYBRIDS))
-            num_kept += play(name, seed, patch).num_kept
-    assert num_kept > 1000
 
 
 @pytest.mark.parametrize("seed", some(range(8)))
@@ -219,7 +147,8 @@ def texts(session: TextSession, asked: list[tuple[Any, int]], **settings: Any) -
         session.submit(index, list(ids), seed, settings)
     answers = session.answers()
     for index, (ids, seed) in enumerate(asked):
-        assert answers[index].ids == stock(session._runner.model, tuple(ids), seed, settings)
+        options = {**settings, "tokenizer": tiny_tokenizer()}
+        assert answers[index].ids == alone(session._runner.model, ids, seed, **options)
     return [answers[index] for index in range(len(asked))]
 
 
@@ -290,10 +219,9 @@ def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> No
 
 def test_a_text_that_fails_keeps_nothing() -> None:
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **KEEPS)
-    failing = {"logits_processor": [Failing(len(IDS) + 2)], "max_new_tokens": 6}
-    session.submit(0, list(IDS), 0, failing)
+    session.submit(0, list(IDS), 0, {"logits_processor": [Fuse(3)], "max_new_tokens": 6})
     (answer,) = session.work()
-    assert str(answer.error) == "this text fails"
+    assert isinstance(answer.error, Broken)
     assert session.kept_kv_bytes == 0
 
 
@@ -401,7 +329,6 @@ def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
         elif change != "none":
             model.set_adapter(change)
         state = (model.active_adapter, float(head.sum()))
-        _known.clear()
         answers = texts(session, [((*IDS[:30], dice.randrange(3, 9), 5), 0)])
         assert bool(kept_of(answers)[0]) == (state == before)
         before = state
@@ -413,14 +340,12 @@ def test_a_router_that_chooses_fewer_experts_has_other_keys_and_values() -> None
     for number, kept in ((2, 0), (2, len(IDS)), (1, 0), (1, len(IDS))):
         for layer in model.model.layers:
             layer.mlp.gate.top_k = number
-        _known.clear()
         assert kept_of(texts(session, [(IDS, 0)])) == [kept]
 
 
 def test_hooks_may_decide_on_what_is_kept() -> None:
     model = new_model()
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(model, tiny_tokenizer(), wild(trust_hooks=True), **options)
+    session = TextSession(model, tiny_tokenizer(), wild(trust_hooks=True), **KEEPS)
     model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 1.1)
     answers = texts(session, [(IDS, 0), (IDS, 1)])
     assert kept_of(answers) == [0, 0]

@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 
 import filelock
 import numpy as np
@@ -25,6 +24,7 @@ from tests.caches import (
     remembering,
 )
 from tests.fakes import VOCAB, attached_model, lut_of, prompt
+from tests.lossless.same import in_threads
 
 TOKENIZER = FakeTokenizer(VOCAB)
 SPAWN = multiprocessing.get_context("spawn")
@@ -142,11 +142,7 @@ def test_other_scopes_read_and_save_nothing(path, learning):
 
 def test_threads_save_while_others_learn(path, always):
     spec = new_spec(path)
-    threads = [threading.Thread(target=write, args=(spec, seed)) for seed in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda seed: write(spec, seed), 4, 4)
     spec.save_learned()
     assert tokens_kept(path) == tokens_of(spec)
 

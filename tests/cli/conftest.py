@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 from huggingface_hub.utils import logging as hub_log
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_log
@@ -18,6 +17,7 @@ from transformers.utils import logging as transformers_log
 from selfspec.cli import app
 from selfspec.cli.options import WriteOptions
 from selfspec.cli.writer import Writer
+from tests.sessions import alone
 
 
 class Result(NamedTuple):
@@ -53,7 +53,7 @@ def writer(chat_folder) -> Writer:
 def stock_text(writer):
     """What stock `generate()` writes behind a text, messages or ids, decoded in one go."""
 
-    def text(prompt: str | list, max_new_tokens: int, **kwargs) -> str:
+    def text(prompt: str | list, max_new_tokens: int, *, seed: int = 0, **options) -> str:
         tokenizer, ids = writer.tokenizer, prompt
         if isinstance(prompt, str):
             ids = tokenizer(prompt)["input_ids"]
@@ -61,14 +61,8 @@ def stock_text(writer):
             ids = tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, return_dict=False
             )
-        output = type(writer.model).generate(
-            writer.model,
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=max_new_tokens,
-            **kwargs,
-        )
-        return tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+        new_ids = alone(writer.model, ids, seed, max_new_tokens=max_new_tokens, **options)
+        return tokenizer.decode(new_ids, skip_special_tokens=True)
 
     return text
 

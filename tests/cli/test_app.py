@@ -57,7 +57,6 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
     ("args", "said"),
     [
         (["check", "{model}", "--wat"], "--wat"),
-        (["generate", "{model}", "--max-nodes", "many"], "--max-nodes"),
         (["generate", "{model}", "--max-nodes", "0"], "max_nodes"),
         (["generate", "{model}", "--sources", "lutt"], "'lut'?"),
         (["generate", "{model}", "--seed", "1.5"], "--seed: it must be a whole number (got '1.5')"),
@@ -66,7 +65,6 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["generate", "{model}", "--temperature", "-1"], "--temperature"),
         (["generate", "{model}", "--temperature", "inf"], 'Invalid value "inf" for --temperature'),
         (["generate", "{model}", "--max-memry", "1GB"], "--max-memory?"),
-        (["generate", "{model}", "--max-memory", "lots"], "--max-memory"),
         (["generate", "{model}", "--draft-model", "./no"], "--draft-model"),
         (["generate"], "MODEL"),
         (["batch", "{model}", "in.jsonl"], "OUTPUT"),
@@ -75,7 +73,6 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["demoo"], '"demo"?'),
         (["demo", "this"], "unknown argument 'this'; see --help"),
         (["check", "./nowhere"], "MODEL"),
-        (["check", "{model}", "--device", "my gpu"], "device must be"),
         (["check", "{model}", "--device", "gpu"], "device must be"),
         (["cache", "build", "{model}", "o", "--data", "no.jsonl"], "(got 'no.jsonl')"),
         (["serve", __file__], "MODEL"),

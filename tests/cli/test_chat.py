@@ -6,17 +6,14 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-import torch
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cli.chat import ChatLoop, Conversation, _reader
 from selfspec.cli.messages import harmless
 from selfspec.cli.options import WriteOptions
-from selfspec.cli.writer import Writer
 from selfspec.errors import CliError
 from selfspec.serving.fields import RequestError
 
@@ -93,32 +90,6 @@ def test_a_history_that_changed_is_read_from_where_it_differs(writer, stock_text
     assert kept_after(conversation, QUESTIONS[1]) > 0
     prompt = f"<|user|>{QUESTIONS[0]}<|assistant|>cat<|eos|><|user|>{QUESTIONS[1]}<|assistant|>"
     assert contents(conversation)[-1] == stock_text(prompt, 16)
-
-
-@pytest.fixture
-def sliding(writer):
-    """A model that sees four tokens back, and writes whole words that read as it wrote them."""
-    torch.manual_seed(0)
-    kept = writer.model.config.to_dict() | {"model_type": "mistral", "sliding_window": 4}
-    model = MistralForCausalLM(MistralConfig(**kept)).eval()
-    texts = [writer.tokenizer.decode([i]) for i in range(len(writer.tokenizer))]
-    others = [i for i, text in enumerate(texts) if text[0] != " " or not text[1:].isalpha()]
-    model.generation_config.suppress_tokens = others
-    return Writer(WriteOptions(temperature=0, max_new_tokens=16), model, writer.tokenizer)
-
-
-def test_a_window_that_slid_goes_on_after_what_still_holds(sliding):
-    """After a change that is the end of an earlier turn, whose window is kept too."""
-    conversation, oracle = begin(sliding, kept_kv="1GB"), begin(sliding, sources=())
-    for question in QUESTIONS:
-        num_kept = kept_after(conversation, question)
-        oracle.ask(question)
-        assert contents(conversation) == contents(oracle)
-    assert num_kept > 0
-    conversation.messages[-1]["content"] = oracle.messages[-1]["content"] = "cat"
-    assert 0 < kept_after(conversation, "why") < num_kept + 16
-    oracle.ask("why")
-    assert contents(conversation) == contents(oracle)
 
 
 def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_text):

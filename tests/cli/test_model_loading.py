@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -116,26 +117,22 @@ def test_a_draft_model_is_packed_for_whoever_names_one(plain_folder, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("command", "packs"), [("chat", True), ("batch", True), ("serve", True), ("check", False)]
+    ("command", "packs"),
+    [
+        *((name, True) for name in ("chat", "batch {input} {output}", "serve")),
+        *((f"serve {more}", "eager" not in more) for more in ("--forward eager", "--budget fixed")),
+        ("check", False),
+    ],
 )
-@pytest.mark.parametrize("more", [(), ("--forward", "eager"), ("--budget", "fixed")])
-def test_which_commands_pack(
-    command, packs, more, plain_folder, chat_folder, tmp_path, monkeypatch
-):
-    class Asked(Exception):
-        pass
-
-    def noted(_options, **how):
-        raise Asked(how.get("packs", False))
-
-    if command == "check":
-        more = ()
-    (tmp_path / "in.jsonl").write_text('{"prompt": "the fox"}\n')
-    files = [tmp_path / "in.jsonl", tmp_path / "out.jsonl"] if command == "batch" else []
-    monkeypatch.setattr(writer_module, "load_model", noted)
-    with pytest.raises(Asked) as caught:
-        app([command, chat_folder, *map(str, files), *more], result_action="return_value")
-    assert caught.value.args == (packs and "eager" not in more,)
+def test_which_commands_pack(command, packs, chat_folder, tmp_path, monkeypatch):
+    asked = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(writer_module, "load_model", asked)
+    files = {"input": tmp_path / "in.jsonl", "output": tmp_path / "out.jsonl"}
+    files["input"].write_text('{"prompt": "the fox"}\n')
+    name, *more = command.format(**files).split()
+    with pytest.raises(KeyboardInterrupt):
+        app([name, chat_folder, *more], result_action="return_value")
+    assert asked.call_args.kwargs.get("packs", False) == packs
 
 
 def test_files_of_a_folder(tmp_path):

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,19 +24,11 @@ from selfspec.cli.options import LearnOptions
 from selfspec.config import SpecConfig
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
-from tests.waiting import PATIENCE, free_port, wait_until
+from tests.waiting import PATIENCE, free_port, is_open, wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 KEY = "a secret"
 ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0}
-
-
-def is_open(port: int) -> bool:
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager
@@ -111,8 +102,6 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
         ("--name", ""),
         ("--api-key", " "),
         ("--max-kv-memory", "much"),
-        ("--max-memory", "lots"),
-        ("--budget", "endless"),
         ("--port", "70000"),
     ],
 )

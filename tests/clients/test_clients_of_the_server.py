@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
 
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from tests.serving.conftest import NAME
@@ -49,24 +49,6 @@ def address(chat_folder: str) -> Iterator[Address]:
 @pytest.fixture
 def where(address: Address) -> dict[str, Any]:
     return {"base_url": f"http://127.0.0.1:{address.port}/v1", "api_key": "none"}
-
-
-def test_openai(where: dict[str, Any]) -> None:
-    with OpenAI(**where, max_retries=0) as client:
-        messages: Any = [{"role": "user", "content": QUESTION}]
-        chat = client.chat.completions.create(model=NAME, messages=messages, max_tokens=9, seed=1)
-        asked: dict[str, Any] = {"model": NAME, "input": QUESTION, "extra_body": {"seed": 1}}
-        whole = client.responses.create(**asked, max_output_tokens=9)
-        assert whole.output_text == chat.choices[0].message.content
-        stream = client.responses.create(**asked, max_output_tokens=9, stream=True)
-        deltas = (each.delta for each in stream if each.type == "response.output_text.delta")
-        assert "".join(deltas) == whole.output_text
-        with client.responses.stream(**{**asked, "extra_body": ENDS}) as events:
-            assert events.get_final_response().status == "completed"
-        asked["extra_body"] |= {"temperature": 0}
-        parsed = client.responses.parse(**asked, text_format=Weather)
-        assert isinstance(parsed.output_parsed, Weather)
-        assert client.models.list().data[0].id == NAME
 
 
 def test_agents_with_a_tool(where: dict[str, Any]) -> None:

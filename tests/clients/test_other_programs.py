@@ -5,9 +5,13 @@ A test is skipped where its program isn't installed. A program writes the same t
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -15,11 +19,16 @@ from transformers import pipeline
 
 from selfspec import SelfSpec, attach
 from selfspec import runner as run
+from selfspec.cli import app
 from tests.tiny import make_model, make_tokenizer
+from tests.waiting import free_port, is_open, wait_until
 
 # Programs warn of each other's versions.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
+_CLI = "transformers.cli.transformers"
+_JSON = {"content-type": "application/json"}
+MESSAGES = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 PROMPT = "the quick brown fox jumps over the lazy dog\nthe quick"
 Given = Callable[[Any], Any]
 
@@ -47,14 +56,6 @@ def drafted(program: Callable[[Given], Any]) -> SelfSpec:
     return spec
 
 
-def test_pipeline(model: Any, tokenizer: Any) -> None:
-    def program(given: Given) -> Any:
-        pipe = pipeline("text-generation", model=given(model), tokenizer=tokenizer)
-        return pipe(PROMPT, max_new_tokens=16)
-
-    drafted(program)
-
-
 def test_lm_eval(model: Any, tokenizer: Any) -> None:
     instance = pytest.importorskip("lm_eval.api.instance")
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
@@ -70,7 +71,7 @@ def test_lm_eval(model: Any, tokenizer: Any) -> None:
 
 def test_smolagents(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     smolagents = pytest.importorskip("smolagents")
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = MESSAGES
     tokenizer.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
     messages = [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]
@@ -172,3 +173,51 @@ def test_grpo_of_trl(
     assert reasons == [None, None, None]
     assert len(tried) == 1
     assert spec.total_stats.num_nodes > spec.total_stats.num_steps
+
+
+@pytest.fixture
+def folders(model: Any, tokenizer: Any, tmp_path: Path) -> tuple[Path, Path]:
+    """The same model in a plain folder and in one that `selfspec prepare` has prepared."""
+    tokenizer.chat_template = MESSAGES
+    for name in ("plain", "prepared"):
+        tokenizer.save_pretrained(tmp_path / name)
+        model.save_pretrained(tmp_path / name)
+    assert app.run(["prepare", str(tmp_path / "prepared")]) == 0
+    return tmp_path / "plain", tmp_path / "prepared"
+
+
+def test_lm_eval_of_a_prepared_folder(folders: tuple[Path, Path]) -> None:
+    instance = pytest.importorskip("lm_eval.api.instance")
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    options = {"until": ["\n\n"], "max_gen_toks": 16, "do_sample": False}
+    texts = []
+    for folder in folders:
+        request = instance.Instance("generate_until", {}, (PROMPT, options), 0)
+        program = huggingface.HFLM(pretrained=str(folder), trust_remote_code=True, device="cpu")
+        texts.append(program.generate_until([request], disable_tqdm=True))
+    assert texts[0] == texts[1]
+    assert vars(program.model)["_selfspec_attachment"].spec.stats.num_steps
+
+
+def test_the_server_of_transformers_of_a_prepared_folder(folders: tuple[Path, Path]) -> None:
+    pytest.importorskip(_CLI)
+    answers = [answer_of_server(folder) for folder in folders]
+    assert answers[0] == answers[1]
+
+
+def answer_of_server(folder: Path) -> str:
+    port = free_port()
+    words = ["serve", str(folder), "--trust-remote-code", "--port", str(port)]
+    with subprocess.Popen([sys.executable, "-m", _CLI, *words]) as server:
+        try:
+            wait_until(lambda: is_open(port) or server.poll() is not None)
+            body = {
+                "model": str(folder),
+                "messages": [{"role": "user", "content": PROMPT}],
+                **{"max_tokens": 16, "stream": False},
+            }
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            with urlopen(Request(url, json.dumps(body).encode(), _JSON)) as response:
+                return str(json.loads(response.read())["choices"][0]["message"]["content"])
+        finally:
+            server.terminate()

@@ -97,13 +97,6 @@ def test_operators_and_scripts_are_of_libraries() -> None:
         assert authors.is_of_library(code)
 
 
-def test_layers_are_of_libraries() -> None:
-    for module in tiny_model().modules():
-        for code in (type(module), type(module).forward, module.forward):
-            assert authors.is_of_library(code)
-    assert not authors.is_of_library(print)
-
-
 def test_closures_of_one_function_are_the_same() -> None:
     ones = [lambda *_, n=n: n for n in range(2)]
     assert authors.functions_of(ones[0]) == authors.functions_of(ones[1])
@@ -189,12 +182,3 @@ def test_kernels_of_the_hub_are_of_a_library(monkeypatch: Any, tmp_path: Path) -
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
         assert authors.is_of_library(MethodType(module.forward, nn.ReLU())) is is_of_library
-
-
-def test_llm_int8_is_known_by_its_name() -> None:
-    layer = type("Linear8bitLt", (nn.Linear,), {})(2, 2)
-    assert authors.layer_that_mixes_tokens(layer) is None
-    layer.state = type("State", (), {"threshold": 6.0})()
-    assert "Linear8bitLt" in str(authors.layer_that_mixes_tokens(layer))
-    layer.state.threshold = 0.0
-    assert authors.layer_that_mixes_tokens(layer) is None

@@ -14,7 +14,6 @@ from transformers import (
     Cache,
     DynamicCache,
     DynamicLayer,
-    EncoderDecoderCache,
     LogitsProcessorList,
 )
 from transformers.cache_utils import (
@@ -27,7 +26,6 @@ from selfspec.compat import (
     checkpoints,
     generation,
     grammars,
-    heads,
     kernels,
     modules,
     states,
@@ -36,27 +34,6 @@ from selfspec.compat import (
 from selfspec.compat.authors import is_of_library
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
-from tests.heads import heads_of, model_with_heads, needs_heads
-
-PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
-
-HERE = Path(__file__)
-
-
-# --- encoder-decoders
-
-
-def test_an_encoder_decoder_has_an_encoder_and_a_kv_of_two_parts():
-    model = new_model("bart")
-    assert modules.encoder_of(model) is model.model.encoder
-    assert modules.encoder_of(tiny_model()) is None
-
-    kv, mask, other = DynamicCache(), torch.ones(1, 3), torch.ones(1, 5)
-    both = EncoderDecoderCache(kv, DynamicCache())
-    assert generation.kv_of_decoder(both) is generation.kv_of_decoder(kv) is kv
-    masks = {"attention_mask": other, "decoder_attention_mask": mask}
-    assert generation.mask_of_text({**masks, **{generation.KV: both}}) is mask
-    assert generation.mask_of_text({**masks, **{generation.KV: kv}}) is other
 
 
 def test_a_model_may_have_no_embeddings_that_transformers_finds():
@@ -74,7 +51,7 @@ def test_a_model_may_have_no_embeddings_that_transformers_finds():
 
 
 def test_pyproject_allows_what_was_tried():
-    text = (HERE.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     first, last = re.search(r'"transformers>=([\d.]+),<([\d.]+)"', text).groups()
     assert first == ".".join(map(str, versions.OLDEST))
     assert last == ".".join(map(str, versions.UNTRIED))
@@ -318,20 +295,6 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_grammar_names_the_tokens_that_must_come(kind):
-    held, ids = processors(kind), TOKENIZER.encode(TEXT)
-    held(torch.tensor([[5]]), torch.zeros(1, len(TOKENIZER)))
-    (grammar,) = grammars.grammars_of(held, 1)
-    num_forced = 0
-    for index, token in enumerate(ids):
-        if len(forced := grammar.forced()) > 1:
-            assert ids[index : index + len(forced) - 1] == list(forced[:-1])
-            num_forced += 1
-        assert grammar.accept(token)
-    assert num_forced > 3
-
-
 def test_other_processors_hold_no_grammar():
     assert grammars.grammars_of([object(), LogitsProcessorList()], 2) == [None, None]
 
@@ -365,24 +328,6 @@ def test_writes_are_counted():
     assert modules.num_writes(weight) == before + 1
     with torch.inference_mode():
         assert modules.num_writes(torch.ones(2)) == 0
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
-def test_a_bare_twin_shares_tensors_and_has_no_hook():
-    model, calls = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), []
-    model[0].register_forward_hook(lambda *_: calls.append(1))
-    model[1].register_forward_pre_hook(lambda *_: calls.append(1))
-    model[2].forward = lambda x: x * torch.nan
-    model.compile(backend="eager")
-    other = nn.Identity()
-    twin = modules.bare_twin(model, {model[1]: other})
-    assert twin[0].weight is model[0].weight
-    assert twin[1] is other
-    assert not modules.is_compiled(twin)
-    assert torch.isfinite(twin(torch.ones(1, 2))).all()
-    assert not calls
-    assert not twin.training
-    assert model.training
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
@@ -428,7 +373,7 @@ def test_accelerates_hooks_are_seen():
     assert [type(each) for each in modules.accelerate_hooks(layer)] == [AlignDevicesHook] * 2
 
 
-@pytest.mark.filterwarnings(PEFT_NOTE)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 def test_adapters_are_seen():
     model = new_model()
     wrapper = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
@@ -474,22 +419,6 @@ def test_the_state_of_a_module(change):
 
 
 # --- kernels
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_what_torch_transforms_is_told_apart():
-    def says(x: torch.Tensor) -> torch.Tensor:
-        assert kernels.is_transforming()
-        return x.sum()
-
-    def is_traced(x: torch.Tensor) -> torch.Tensor:
-        assert kernels.is_traced()
-        return says(x)
-
-    torch.func.grad(says)(torch.ones(3))
-    torch.jit.trace(is_traced, torch.ones(3), check_trace=False)
-    assert not kernels.is_transforming()
-    assert not kernels.is_traced()
 
 
 def test_memory_that_runs_out_on_a_cpu_is_known():
@@ -545,30 +474,3 @@ def test_the_variables_of_chat_templates():
     assert generation.template_variables(Owner) == {"a"}
     Owner.chat_template = None
     assert not generation.template_variables(Owner)
-
-
-# --- heads
-
-
-@needs_heads
-def test_heads_of_a_config_without_files_can_not_be_loaded():
-    assert heads.num_heads(tiny_model()) == 0
-    model = model_with_heads(number=2)
-    assert heads.num_heads(model) == 2
-    with pytest.raises((AttributeError, OSError, RuntimeError, TypeError, ValueError)):
-        heads.load_heads(model)
-
-
-@needs_heads
-def test_heads_read_a_text_in_parts_whose_guesses_are_taken_back():
-    """The second head reads what the first one guesses at the end, which then has to go."""
-    found = heads_of(model_with_heads(number=2)).eval()
-    ids, states = torch.arange(1, 10)[None], torch.randn(1, 9, found.config.hidden_size)
-    places, whole, kv = ids + 3, heads.new_kv_of_heads(found), heads.new_kv_of_heads(found)
-    with torch.no_grad():
-        expected = heads.read_by_heads(found, ids, states, places, whole)
-        heads.read_by_heads(found, ids[:, :5], states[:, :5], places[:, :5], kv)
-        kv.crop(-1)
-        parts = heads.read_by_heads(found, ids[:, 4:], states[:, 4:], places[:, 4:], kv)
-    assert expected.shape == (2, found.config.vocab_size)
-    torch.testing.assert_close(parts, expected, rtol=1e-3, atol=1e-4)

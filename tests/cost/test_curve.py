@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from selfspec.cost import WIDTHS, CostCurve
 from selfspec.cost import curve as curve_module
+from tests.lossless.same import in_threads
 
 times = st.floats(1e-5, 10.0)
 wider = st.sampled_from(WIDTHS) | st.integers(1, 80)
@@ -27,7 +27,6 @@ TYPICAL = {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.2, 16: 1.5, 32: 1.9, 64: 3.0}
 # -- shape -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(measured)
 def test_a_curve_never_falls_and_wide_steps_never_make_plain_ones_dearer(points):
     curve = CostCurve(points)
@@ -97,7 +96,6 @@ def test_each_step_belongs_to_the_width_that_it_costs_as_much_as():
     assert curve.widths == (1, 8, 24, 4096)
 
 
-@settings(deadline=None)
 @given(measured, st.lists(st.tuples(st.integers(1, 200), st.floats()), max_size=40))
 @example({1: 1.0}, [(2, 5e-324), (1, 1e308)])
 def test_no_steps_bend_a_curve_out_of_shape(points, steps):
@@ -121,11 +119,7 @@ def test_steps_of_several_threads_all_count(monkeypatch):
     curve, alone = CostCurve(TYPICAL), CostCurve(TYPICAL)
     step = (8, 1e9)  # so far off that every one of them moves the curve
     feed(alone, [step], times=400)
-    threads = [threading.Thread(target=feed, args=(curve, [step], 100)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: feed(curve, [step], times=100), 4, 4)
     assert curve.table(64) == alone.table(64)
 
 

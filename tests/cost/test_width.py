@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.cost import CostCurve, WidthSearch, best_width
@@ -30,7 +30,6 @@ def grown(search: WidthSearch, scores: list[float]) -> WidthSearch:
 # -- the best width ----------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(score_lists, min_size=1, max_size=4), curves, st.integers(1, 30))
 def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes):
     choice = best_width(scores, curve, max_nodes)
@@ -44,7 +43,6 @@ def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes):
 # -- found while growing -----------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(falling, curves, st.integers(1, 30))
 def test_stopping_early_finds_what_all_scores_would(scores, curve, max_nodes):
     search = grown(WidthSearch(curve, max_nodes), scores)
@@ -55,7 +53,6 @@ def test_stopping_early_finds_what_all_scores_would(scores, curve, max_nodes):
     assert rates[search.best.width - 1] == pytest.approx(max(rates))
 
 
-@settings(deadline=None)
 @given(falling, curves, st.integers(1, 30))
 def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, most):
     """A refusal is right, and so is an acceptance: with scores no lower than this, more pays."""

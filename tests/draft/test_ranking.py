@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from selfspec.config import SpecConfig
@@ -16,17 +17,22 @@ from tests.strategies import ScriptedCursor, check_tree, probability_of
 
 
 class KnownNoise(Draws):
-    """The noise of a few tokens; that of all others is 1."""
+    """The noise of a few tokens; that of all others is 1. None: it is unknown."""
 
-    temperature = 1.0
-
-    def __init__(self, noise: dict[int, float], farthest: int = 9) -> None:
-        self._noise, self._farthest = noise, farthest
+    def __init__(
+        self, noise: dict[int, float] | None, farthest: int = 9, temperature: float = 1.0
+    ) -> None:
+        self._noise, self._farthest, self.temperature = noise, farthest, temperature
         self.depths: list[int] = []
 
     def noise(self, depth):
         self.depths.append(depth)
         return None if depth >= self._farthest else lambda token: self._noise.get(token, 1.0)
+
+    def noise_of(self, ids, depth):
+        if self._noise is None:
+            return None
+        return np.array([self._noise.get(token, 1.0) for token in ids.tolist()])
 
 
 @pytest.mark.parametrize("belief", [0.0, 0.5, 1.0])

@@ -1,4 +1,4 @@
-"""What the tests of the measuring commands share: questions, and no file of the user's own."""
+"""What the tests of the measuring commands share: questions, and ways to run a command."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from eval.command import main
 from eval.runs import attempt
 
 TASKS = ("writing", "qa", "translation")
-
-
-@pytest.fixture(autouse=True)
-def _no_user_folder(tmp_path_factory, monkeypatch):
-    """Cost curves go to a folder of the test's own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(autouse=True)

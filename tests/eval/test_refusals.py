@@ -11,6 +11,8 @@ RUN = "--bench spec-bench " + ASKED + " " + OUT
 REFUSED = [
     ("bench_batch", ASKED + " --methods arrival", "'stock' among them"),
     ("bench_server", ASKED + " --limit 1 --clients 1 2", "--clients must name at most 1 rounds"),
+    ("bench_server", "--model {plain} --questions {questions}", "must have a chat template"),
+    ("bench_kept", "--model {plain} --questions {questions}", "must have a chat template"),
     ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
     ("run", RUN + "--bench random", "takes no --questions"),
@@ -37,13 +39,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("command", "options", "said"), REFUSED)
 def test_what_can_not_be_is_one_line(
-    told, chat_folder, questions, tmp_path, command, options, said
+    told, plain_folder, chat_folder, questions, tmp_path, command, options, said
 ):
-    if command == "bench_server":
+    if command in ("bench_server", "bench_kept"):
         pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
         pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
     out = tmp_path / "out"
-    words = options.format(model=chat_folder, questions=questions, out=out).split()
+    models = {"model": chat_folder, "plain": plain_folder}
+    words = options.format(questions=questions, out=out, **models).split()
     status, lines, error = told(command, *(word.replace("~", " ") for word in words))
     *doing, line = error.splitlines()
     assert status == 2

@@ -21,18 +21,13 @@ def backend(tree_start: int = 20, kind: str = "eager") -> Any:
     )
 
 
-@pytest.fixture
-def costs() -> Costs:
-    return Costs()
-
-
 def teach(curve: CostCurve, slope: float) -> None:
     for width in (1, 2, 4, 8) * 20:
         curve.refine(width, 1 + slope * (width - 1))
 
 
-def test_the_same_situation_has_the_same_curve(costs):
-    model = new_model()
+def test_the_same_situation_has_the_same_curve():
+    costs, model = Costs(), new_model()
     curve = costs.curve(model, backend(), 1)
     assert costs.curve(model, backend(tree_start=200), 1) is curve
     assert costs.curve(model, backend(tree_start=300), 1) is not curve
@@ -40,8 +35,8 @@ def test_the_same_situation_has_the_same_curve(costs):
     assert costs.curve(model, backend(kind="packed"), 1) is not curve
 
 
-def test_a_new_length_starts_from_the_nearest_known_one(costs):
-    model = new_model()
+def test_a_new_length_starts_from_the_nearest_known_one():
+    costs, model = Costs(), new_model()
     short, long = (
         costs.curve(model, backend(tree_start=tree_start), 1) for tree_start in (20, 3000)
     )
@@ -51,8 +46,8 @@ def test_a_new_length_starts_from_the_nearest_known_one(costs):
     assert costs.curve(model, backend(tree_start=1500), 1).table(8) == long.table(8)
 
 
-def test_what_calls_with_one_row_have_learned(costs):
-    model = new_model()
+def test_what_calls_with_one_row_have_learned():
+    costs, model = Costs(), new_model()
     assert learned_curve(costs, "eager", 600) is None
     curve = costs.curve(model, backend(), 1)
     assert learned_curve(costs, "eager", 600) is None

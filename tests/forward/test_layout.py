@@ -70,6 +70,12 @@ windows = st.one_of(
 )
 
 
+def first_columns(batch: Batch, window: Window) -> st.SearchStrategy[int]:
+    """What lies before it, nobody can see any more."""
+    last_seen = 0 if window.form == "full" else min(batch.lengths) - window.size + 1
+    return st.integers(0, max(last_seen, 0))
+
+
 def laid_out(
     batch: Batch,
     windows: dict[str, Window] | Window = Window(),  # noqa: B008
@@ -133,13 +139,10 @@ def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[lis
     return rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(batches(), windows, st.data())
 def test_masks_equal_an_ancestor_walk(batch, window, data):
-    first_column = 0
-    if window.form != "full":  # what lies before it, nobody can see any more
-        last_seen = min(batch.lengths) - window.size + 1
-        first_column = data.draw(st.integers(0, max(last_seen, 0)))
+    first_column = data.draw(first_columns(batch, window))
     mask = mask_of(batch, window, first_column)
     sees = mask == 0
     assert sees[:, 0].tolist() == seen_by_walking(batch, window, first_column)
@@ -157,13 +160,10 @@ def test_ids_and_positions_are_the_trees_own(batch):
         assert layout.position_ids[row].tolist() == [batch.lengths[row] + d for d in depths]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(batches(), windows, st.tuples(*[st.integers(0, 4)] * 3), st.data())
 def test_surplus_rows_nodes_and_keys_change_nothing(batch, window, more, data):
-    first_column = 0
-    if window.form != "full":
-        last_seen = min(batch.lengths) - window.size + 1
-        first_column = data.draw(st.integers(0, max(last_seen, 0)))
+    first_column = data.draw(first_columns(batch, window))
     rows, width = len(batch.trees), max(map(len, batch.trees))
     layout = laid_out(batch, window, first_column, more=more)
     mask, exact = layout.masks["type"], laid_out(batch, window, first_column)

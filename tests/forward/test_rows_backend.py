@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec.forward import slots as module
 from selfspec.forward.sizes import Limits, Policy
-from tests.forward.test_tree_kv import HeldKV, new_kv, states, write
+from tests.forward.test_tree_kv import HeldKV, new_kv, scarce, states, write
 
 
 def add_row(kv: HeldKV, stamps: list[int], max_columns: int) -> None:
@@ -110,14 +108,7 @@ def test_without_a_limit_it_takes_what_the_texts_need() -> None:
 def test_running_out_of_memory_for_a_row_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = rows_kv(4, None)
     add_row(kv, [3, 4], 90)
-    num_left, new_slots = iter(range(1)), module.new_slots
-
-    def scarce(*args: Any) -> torch.Tensor:
-        if next(num_left, None) is None:
-            raise torch.OutOfMemoryError("on purpose")
-        return new_slots(*args)
-
-    monkeypatch.setattr(module, "new_slots", scarce)
+    scarce(monkeypatch, num_before=1)
     with pytest.raises(torch.OutOfMemoryError):
         add_row(kv, [5, 6, 7], 90)
     monkeypatch.undo()

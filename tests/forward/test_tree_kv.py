@@ -240,9 +240,7 @@ class KeptMachine(KvMachine):
 
 
 TestKv, TestKeptKv = KvMachine.TestCase, KeptMachine.TestCase
-TestKv.settings = TestKeptKv.settings = settings(
-    max_examples=40, stateful_step_count=15, deadline=None
-)
+TestKv.settings = TestKeptKv.settings = settings(max_examples=40, stateful_step_count=15)
 
 
 def chain_steps(kv: HeldKV, num_steps: int, width: int, **options) -> None:

@@ -77,24 +77,15 @@ def test_it_learns_trees_whose_states_are_known():
     assert reader.shown == [([4, 5], [0, 1], "states"), "skip"]
 
 
-def test_it_is_not_asked_while_it_is_paused():
-    asked = asked_always()
-    cursor, _ = cursor_of([(5, 0.6)], asked)
-    first(cursor)
-    asked.is_wanted = False
-    assert cursor.root() is None
-    assert not cursor.wants_states
-    asked.is_wanted = True
-    assert cursor.expand(cursor.root())
-
-
-def test_a_prompt_is_not_learned_while_it_is_paused():
-    reader, asked = ScriptedText([]), asked_always()
+def test_while_it_is_paused_it_is_not_asked_and_learns_no_prompt():
+    reader, asked = ScriptedText([(5, 0.6)]), asked_always()
     cursor = HeadCursor(reader, 3, asked, Budget())
-    for wanted in (False, True):
+    for wanted, has_begun in ((False, False), (True, True), (False, True)):
         asked.is_wanted = wanted
         cursor.prepare()
-        assert reader.has_begun == wanted
+        first(cursor)
+        assert (cursor.root() is not None) == cursor.wants_states == wanted
+        assert reader.has_begun == has_begun
 
 
 def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,16 +63,6 @@ def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> No
     Checked(new_model(), [3, 4, 5]).read(())
 
 
-def test_it_ends_where_the_model_has_no_positions() -> None:
-    checked = Checked(new_model("gpt2", n_positions=5), [3, 4, 5])
-    checked.read((1, 2))
-    assert checked.text.read((1, 2, 3)) is None
-    checked.read((4,))
-    assert checked.text.read((4, 2, 3)) is None
-    checked.observe([4, 2, 3])
-    assert checked.text.read(()) is None
-
-
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock of texts, which moves for nothing but what a test says."""

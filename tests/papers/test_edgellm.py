@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from unittest import mock
 
 import pytest
@@ -79,24 +78,6 @@ def test_the_branch_that_was_right_longest_is_judged():
     record = StepRecord(row=0, tree=tree, path=[0, 2, 3], committed_ids=[3, 4, 5])
     budget.step(8).observe(TOOK, [record])
     assert budget.alpha == pytest.approx(0.005)
-
-
-def test_after_a_miss_it_comes_back():
-    """Each next token is right with a chance of .8, and drafts know it."""
-    dice, budget, num_tokens = random.Random(2), Fallback(), 0
-    for _ in range(2000):
-        step = budget.step(16)
-        tree, goes_on, path = DraftTree.of_root(1), step.search(), [0]
-        for node in range(15):
-            if not goes_on(tree, 0.8 * tree.scores[node]):
-                break
-            tree.add(node, 2, 0.8 * tree.scores[node])
-            if len(path) == node + 1 and dice.random() < 0.8:
-                path.append(node + 1)
-        committed = [2] * len(path)
-        num_tokens += len(committed)
-        step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
-    assert num_tokens / 2000 > 2.7
 
 
 def test_chances_are_the_draft_llms_own_probabilities():

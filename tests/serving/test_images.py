@@ -5,28 +5,22 @@ from __future__ import annotations
 import base64
 import gc
 import io
-import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
-
 from PIL import Image
 
 from selfspec.cli.loading import images_of
 from selfspec.cli.options import WriteOptions
-from selfspec.cli.prompt_files import read_line
 from selfspec.cli.writer import load_writer
 from selfspec.serving import images as images_module
 from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import Chat
-from selfspec.serving.translator import PromptTranslator
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.waiting import wait_until
@@ -74,19 +68,13 @@ def test_texts_are_those_of_generate(client: Any, pair: tuple[Any, Any]) -> None
     shown = [[picture(0)], [picture(1)], [], [picture(1), picture(0)], [picture(0)]]
     expected = [text_alone(pair, *each) for each in shown]
     assert len(set(expected)) == 4
-    found: dict[int, str] = {}
 
-    def ask(number: int) -> None:
-        messages = asked(*map(data_url, shown[number]))
-        (found[number],) = text_of(client, messages, temperature=0)
+    def ask(pictures: list[Any]) -> Any:
+        return text_of(client, asked(*map(data_url, pictures)), temperature=0)[0]
 
     for _ in range(2):
-        threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(shown))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [found[number] for number in range(len(shown))] == expected
+        with ThreadPoolExecutor(len(shown)) as clients:
+            assert list(clients.map(ask, shown)) == expected
     assert client.thread.spec.total_stats.disabled_reason is None
     assert client.thread.spec.total_stats.num_nodes > client.thread.spec.total_stats.num_steps
 
@@ -196,14 +184,6 @@ def test_a_model_that_reads_no_images() -> None:
     assert raised.value.field == "messages"
     said = "must be left out, since this model reads no images (it has no image processor)"
     assert str(raised.value) == f"image 1 of messages {said}"
-
-
-def test_a_line_of_a_prompt_file(pair: tuple[Any, Any]) -> None:
-    line = read_line(1, json.dumps({"messages": asked(PNG)}).encode())
-    translator = PromptTranslator(pair[1].tokenizer, 999, 512, images=ImageReader(pair[1]))
-    inputs, _ = translator.arguments_for(line.prompt, line.settings)
-    assert isinstance(inputs, dict)
-    assert inputs["pixel_values"].shape == (1, 3, 8, 8)
 
 
 def test_the_command_line_loads_what_reads_images(pair: tuple[Any, Any], tmp_path: Path) -> None:

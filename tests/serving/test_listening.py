@@ -9,13 +9,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
 from selfspec.serving import app
+from tests.fakes import new_model
 from tests.serving.conftest import COMPLETION, NAME, Served
+from tests.tiny import make_tokenizer
 from tests.waiting import PATIENCE, free_port, wait_until
 
 ENDLESS = {"max_tokens": 20_000, "logit_bias": {"1": -100}, "temperature": 0}
@@ -133,3 +136,40 @@ def test_what_runs_may_end(chat_folder: str, monkeypatch: Any) -> None:
             assert streaming.read().endswith(b"data: [DONE]\n\n")
         with pytest.raises(OSError, match="refused"):
             address.complete(max_tokens=1)
+
+
+def test_texts_that_are_written_alone_are_left_and_broken_off_too(tmp_path: Path) -> None:
+    """As of a model whose rows can't share a forward."""
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    new_model("bloom", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    with listening(str(tmp_path)) as address:
+        with address.complete(**ENDLESS):
+            address.wait_for(num_running=1)
+        address.wait_for(num_running=0)
+        with (
+            address.complete(**ENDLESS, stream=True) as running,
+            running.getresponse() as streaming,
+        ):
+            assert streaming.readline().startswith(b"data: ")
+            address.thread.break_off()
+            assert b"being stopped" in streaming.read()
+        with address.complete(max_tokens=1) as refused:
+            assert refused.getresponse().status == 503
+        assert address.thread.session.alone_reasons
+
+
+def test_where_nothing_can_be_answered_any_more_everybody_is_told(
+    chat_folder: str, monkeypatch: Any, caplog: Any
+) -> None:
+    """As where the session itself is broken, and not a prompt."""
+
+    def fail(*_given: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    with listening(chat_folder) as address:
+        monkeypatch.setattr(address.thread.session, "step", fail)
+        with address.complete(max_tokens=3) as connection:
+            assert connection.getresponse().status == 503
+        assert address.thread.is_stopping
+    assert "no request is answered any more" in caplog.text

@@ -78,22 +78,11 @@ def test_a_completion_has_those_of_a_plain_forward(served: Served) -> None:
         assert max(scores["top_logprobs"][place].values()) == pytest.approx(best, abs=1e-4)
     text = "".join(scores["tokens"][: len(ids)])
     assert text == PROMPT
-
-
-def test_prompts_are_scored(client: OpenAI, served: Served) -> None:
-    """Longer than a part that is read at once; what evaluations of multiple choice ask for."""
-    ids = (served.tokenizer(PROMPT)["input_ids"] * 60)[:300]
-    asked: dict[str, Any] = {"model": NAME, "prompt": [ids, PROMPT], "echo": True, "logprobs": 0}
-    asked |= {"max_tokens": 1, "temperature": 0}
-    first, second = client.completions.create(**asked).choices
-    assert second.text.startswith(PROMPT)
-    assert second.finish_reason == "length"
-    expected = logprobs_of(served, ids)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    found = torch.tensor(first.logprobs.token_logprobs[1:-1])
-    assert torch.allclose(found, expected, atol=1e-4)
-    streamed = list(client.completions.create(stream=True, **asked))
-    text = "".join(each.choices[0].text for each in streamed if each.choices[0].index == 1)
-    assert text == second.text
+    # Evaluations of multiple choice ask for the token's own score alone.
+    several = {**asked, "prompt": [ids, PROMPT], "max_tokens": 1, "logprobs": 0}
+    for each in served.ask(COMPLETION, **several)["choices"]:
+        own_scores = each["logprobs"]["token_logprobs"][1 : len(ids)]
+        assert own_scores == pytest.approx(scores["token_logprobs"][1 : len(ids)], abs=1e-4)
 
 
 def test_a_grammar_that_leaves_one_token_changes_no_score(client: OpenAI) -> None:

@@ -92,57 +92,44 @@ def test_nulls_and_defaults_count_as_left_out(served: Served) -> None:
     )
 
 
-OPTIONS = {
-    "temperature": st.sampled_from([0, 0.7, 1.3]),
-    "top_p": st.floats(0.1, 1),
-    "presence_penalty": st.floats(-1, 1),
-    "stop": st.sampled_from(["e", ["x", " "], []]),
-    "metadata": st.just({"a": "b"}),
-    "user": st.just("me"),
-}
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0, "stop": ["x", " "]},
+    {"temperature": 0.7, "top_p": 0.8, "seed": 3, "stop": []},
+    {"temperature": 1.3, "presence_penalty": -0.5, "seed": 9, "metadata": {"a": "b"}, "user": "me"},
+]
 
 
-@pytest.mark.long
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
-@given(
-    options=st.fixed_dictionaries({"seed": st.integers(0, 99)}, optional=OPTIONS),
-    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
-    length=st.integers(1, 12),
-    has_history=st.booleans(),
-    streams=st.booleans(),
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+@pytest.mark.parametrize("has_history", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
 def test_a_response_is_the_reply_to_the_same_chat(
-    served: Served,
-    options: dict[str, Any],
-    text: str,
-    length: int,
-    has_history: bool,
-    streams: bool,
+    served: Served, options: dict[str, Any], has_history: bool, streams: bool
 ) -> None:
-    last = {"role": "user", "content": text}
-    items = [*HISTORY, last] if has_history else text
+    last = {"role": "user", "content": "the quick\t\u00e9"}
+    items = [*HISTORY, last] if has_history else last["content"]
     messages = [*AS_CHAT, last] if has_history else [last]
     own = {"instructions": "You are a fox."} if has_history else {}
-    chat = served.ask(CHAT, messages=messages, max_tokens=length, **options)
-    body = {"input": items, "max_output_tokens": length, **own, **options}
-    if streams:
-        *_, last_event = events_of(served, **body)
-        response = last_event["response"]
-        assert last_event["type"] == f"response.{response['status']}"
-    else:
-        response = served.ask(PATH, **body)
-    (choice,), (item,) = chat["choices"], response["output"]
-    assert item["content"][0]["text"] == choice["message"]["content"]
-    is_cut = choice["finish_reason"] == "length"
-    assert response["status"] == item["status"] == ("incomplete" if is_cut else "completed")
-    reason = {"reason": "max_output_tokens"} if is_cut else None
-    assert response["incomplete_details"] == reason
-    numbers = [response["usage"][f"{name}_tokens"] for name in ("input", "output", "total")]
-    names = ("prompt", "completion", "total")
-    assert numbers == [chat["usage"][f"{name}_tokens"] for name in names]
-    assert response["max_output_tokens"] == length
-    assert response["temperature"] == options.get("temperature")
-    assert (response["store"], response["previous_response_id"]) == (False, None)
+    for length in (1, 12):
+        chat = served.ask(CHAT, messages=messages, max_tokens=length, **options)
+        body = {"input": items, "max_output_tokens": length, **own, **options}
+        if streams:
+            *_, last_event = events_of(served, **body)
+            response = last_event["response"]
+            assert last_event["type"] == f"response.{response['status']}"
+        else:
+            response = served.ask(PATH, **body)
+        (choice,), (item,) = chat["choices"], response["output"]
+        assert item["content"][0]["text"] == choice["message"]["content"]
+        is_cut = choice["finish_reason"] == "length"
+        assert response["status"] == item["status"] == ("incomplete" if is_cut else "completed")
+        reason = {"reason": "max_output_tokens"} if is_cut else None
+        assert response["incomplete_details"] == reason
+        numbers = [response["usage"][f"{name}_tokens"] for name in ("input", "output", "total")]
+        names = ("prompt", "completion", "total")
+        assert numbers == [chat["usage"][f"{name}_tokens"] for name in names]
+        assert response["max_output_tokens"] == length
+        assert response["temperature"] == options["temperature"]
+        assert (response["store"], response["previous_response_id"]) == (False, None)
 
 
 def test_openais_client_and_its_helpers(client: OpenAI) -> None:

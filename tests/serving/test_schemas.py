@@ -61,21 +61,15 @@ for _ in range(180):
     ("body", "told"),
     [
         ({"response_format": schema(type="objekt")}, "objekt"),
-        ({"response_format": schema(properties={"a": {"type": "text"}})}, "Invalid type: text"),
-        ({"response_format": schema(type="string", pattern="(a")}, "regex"),
         ({"response_format": schema(**{"$ref": "#"})}, "schema"),
         ({"response_format": schema(**NESTED)}, "recursion"),
-        ({"response_format": schema(**{"not": {"type": "string"}})}, "not"),
         ({"response_format": schema(enum=["x" * 200] * 1000)}, "characters"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {}}]}, "name"),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "paramters": {}}}]},
             "paramters",
         ),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "b"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "response_format": schema()}, "response_format"),
     ],
 )

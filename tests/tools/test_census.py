@@ -9,7 +9,7 @@ import torch
 
 from tools.census import KEPT, PAGE, page, read_verdicts
 from tools.census_families import trial
-from tools.census_families.trial import Verdict, verdict
+from tools.census_families.trial import verdict
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,6 @@ def test_what_proves_nothing_is_a_verdict_of_its_own(
     found = verdict(family)
     assert found.served == served
     assert found.reason.startswith(reason)
-
-
-def test_a_row_for_models_with_the_same_reason() -> None:
-    plain = [Verdict(name, "plain", reason="keeps a state of its own") for name in ("one", "two")]
-    reason = "image: KeyError: 'x'; text alone: chains, it is an encoder-decoder model"
-    text = page([*plain, Verdict("t5", "image not made", reason=reason)], "5.17")
-    for line in (
-        "| plain | recurrent models, which have a state in place of a KV cache | `one`, `two` |\n",
-        "| chains | encoder-decoders; no image could be made here, so only the rest",
-    ):
-        assert line in text
-    assert "KeyError" not in text
 
 
 def test_the_table_of_all_families_is_made_of_what_was_found() -> None:

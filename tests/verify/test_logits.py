@@ -46,15 +46,6 @@ def test_equal_ones_come_once_each() -> None:
     assert len(set(ids[0].tolist())) == 8
 
 
-@pytest.mark.parametrize("place", [0, 63, 64, 300, 639, 640, 699])
-@pytest.mark.usefixtures("least_vocabulary")
-def test_one_that_stands_out_is_found_wherever_it_is(place: int) -> None:
-    logits = some(700, torch.float32, 1)
-    logits[0, place] = 9.0
-    ids, _ = top_k(logits, 4)
-    assert ids[0, 0] == place
-
-
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.usefixtures("least_vocabulary")
 def test_where_a_number_is_none_the_tables_know_nothing(value: float) -> None:

@@ -48,7 +48,7 @@ class PeekingTape(NoiseTape):
         return token
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
 def test_a_tape_that_peeks_is_stocks_multinomial(data, num_rows, num_steps, seed):
     table = scores_of(num_steps, num_rows, VOCAB, seed)

@@ -64,7 +64,7 @@ some_warpers = st.builds(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=90)
 @given(
     some_warpers, st.integers(1, 2000), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 3, 20])
 )
@@ -140,7 +140,6 @@ def test_what_is_ruled_out_before_stays_out():
     assert check(logits, Warpers(0.5, top_p=0.9))
 
 
-@settings(max_examples=50, deadline=None)
 @given(some_warpers, st.integers(2, 1000), st.integers(0, 999))
 def test_what_is_drawn_from_it_is_what_stock_draws(warpers, num_tokens, seed):
     logits = some_logits(num_tokens, seed)

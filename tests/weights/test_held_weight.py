@@ -16,6 +16,8 @@ from selfspec.weights.held_weight import PackedWeight, hold
 from tests.fakes import packs_here
 from tests.weights.test_formats import PACKINGS, needs
 
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+
 
 @pytest.mark.parametrize(("packer", "dtype"), PACKINGS)
 def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
@@ -36,7 +38,6 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
     assert torch.equal(module(x), linear(x, weight))
 
 
-@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
     """Python gives the address of an object that is gone to a new one."""
     weight, seen = torch.randn(24, 16), set[Any]()
@@ -60,7 +61,6 @@ def packed_layer(kept: str | None) -> nn.Linear:
     return layer
 
 
-@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_no_gradient_of_a_weight_is_lost():
     given_back, layer = packed_layer(None), packed_layer("it can't be trained")
     assert given_back.requires_grad_(False).weight.requires_grad is False
@@ -72,7 +72,6 @@ def test_no_gradient_of_a_weight_is_lost():
             train()
 
 
-@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 @pytest.mark.parametrize("kept", [None, "it is kept"])
 @pytest.mark.parametrize(
     "run",

@@ -17,11 +17,10 @@ from selfspec.weights import formats
 from selfspec.weights import packing as module
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.packing import _pays, linears_of, pack
-from tests.fakes import fake_trials, new_model, packs_here
-from tests.lossless.same import in_threads
+from tests.fakes import fake_trials, new_model, packs_here, prompt
 from tests.weights.test_formats import needs
 
-needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 X = torch.ones(3, 16)
 
@@ -41,19 +40,6 @@ def num_packed(model: nn.Module) -> int:
     return sum(type(weight) is PackedWeight for weight in model.parameters())
 
 
-@needs_packs
-def test_all_layers_are_packed_and_their_parameters_stay_the_same_objects(model):
-    expected, before = model(X), list(model.parameters())
-    assert pack(model) is None
-    assert all(old is new for old, new in zip(before, model.parameters(), strict=True))
-    assert num_packed(model) == 2
-    with torch.no_grad():
-        torch.testing.assert_close(model(X), expected, rtol=1e-5, atol=1e-5)
-    assert num_packed(model) == 2
-    assert pack(model) is None  # There is nothing left to do.
-
-
-@needs_packs
 def test_weights_train_though_packed_and_an_optimizer_that_had_them_goes_on(model):
     other = copy.deepcopy(model)
     optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, other)]
@@ -69,7 +55,6 @@ def test_weights_train_though_packed_and_an_optimizer_that_had_them_goes_on(mode
         assert torch.equal(ours + 0, theirs)
 
 
-@needs_packs
 def test_a_head_that_shares_its_weight_with_the_embedding_is_packed_and_both_get_it_back():
     model = new_model(tie_word_embeddings=True)
     weight = model.get_input_embeddings().weight
@@ -89,7 +74,6 @@ def test_a_head_that_shares_its_weight_with_the_embedding_is_packed_and_both_get
     assert weight.grad is not None
 
 
-@needs_packs
 def test_weights_that_share_memory_are_left_alone(model):
     whole = torch.randn(24 * 16 * 2)
     model[0].weight.data = whole[: 24 * 16].view(24, 16)
@@ -138,7 +122,6 @@ def test_what_torch_cannot_pack_is_left_alone_with_a_reason(name):
     assert not isinstance(layer.weight, PackedWeight)
 
 
-@needs_packs
 def test_a_weight_that_no_format_can_hold_is_left_alone(monkeypatch):
     """As one with a NaN, of which there is no float16 copy."""
     needs(formats.pack_float16, torch.bfloat16)
@@ -151,7 +134,6 @@ def test_a_weight_that_no_format_can_hold_is_left_alone(monkeypatch):
     assert "don't come back" in str(pack(nn.Sequential(model[0])))
 
 
-@needs_packs
 def test_it_must_pay_and_what_looks_slow_beside_another_program_is_timed_again(monkeypatch):
     for shares, packs in (((1.0, 0.5), True), ((1.0,), False)):
         fake_trials(monkeypatch, *shares)
@@ -160,7 +142,6 @@ def test_it_must_pay_and_what_looks_slow_beside_another_program_is_timed_again(m
         assert packs or "does not pay on this machine" in str(reason)
 
 
-@needs_packs
 @pytest.mark.parametrize(
     ("shares", "pays"),
     [((0.5, 0.5), True), ((0.95, 0.95), False), ((1.5, 0.3), False), ((1.1, 0.3), True)],
@@ -178,7 +159,6 @@ def test_it_pays_where_one_token_and_eight_are_faster(shares, pays, monkeypatch)
     assert _pays(formats.reorder, weights) == pays
 
 
-@needs_packs
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
     reordered, expected = formats.reordered, model(X)
 
@@ -199,14 +179,17 @@ def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch)
         torch.testing.assert_close(model(X), expected, rtol=1e-5, atol=1e-5)
 
 
-@needs_packs
 def test_attach_packs_and_detach_gives_back(caplog):
     model = new_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    parameters, expected = list(model.parameters()), model(**prompt()).logits
     attach(model, pack=True)
-    assert num_packed(model) == len(linears_of(model))
-    attach(model)
-    assert num_packed(model) == len(linears_of(model))
+    assert all(old is new for old, new in zip(parameters, model.parameters(), strict=True))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**prompt()).logits, expected, rtol=1e-5, atol=1e-5)
+    for more in ({}, {"pack": True}):
+        attach(model, **more)
+        assert num_packed(model) == len(linears_of(model))
     detach(model)
     assert num_packed(model) == 0
     assert all(torch.equal(model.state_dict()[name], old) for name, old in before.items())
@@ -220,22 +203,3 @@ def test_attach_says_in_a_sentence_why_it_packs_nothing(caplog):
     (record,) = caplog.records
     assert "weights of LlamaForCausalLM are not packed: torch has no packed" in record.message
     assert callable(vars(model)["generate"])
-
-
-@needs_packs
-def test_a_weight_is_read_moved_and_packed_again_while_others_compute_from_it():
-    layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(50))).requires_grad_(False)
-    pack(layers)
-    expected, wrong = [layer(X) for layer in layers], []
-    works = [lambda w: w.data, lambda w: w.clone(), lambda w: w.detach(), lambda w: w.double()]
-
-    def work(index: int) -> None:
-        for layer, right in zip(layers, expected, strict=True):
-            if index:
-                works[index - 1](layer.weight)
-            elif not torch.allclose(layer(X), right, atol=1e-5):
-                wrong.append(index)
-
-    in_threads(work, 5, 5)
-    assert wrong == []
-    assert num_packed(layers) == 0

@@ -55,6 +55,7 @@ def test_a_token_of_a_step_has_the_same_bits_at_every_width(bits, shape):
     assert torch.equal(made(rows, None).view(1, 150, -1), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["avx2", "default"])
 def test_other_instructions_pass_too(capability):
     """Torch chooses them when it is imported. They pack 4 bits in other orders."""

@@ -35,25 +35,15 @@ def test_all_forms_of_the_call_compute_from_it():
     assert torch.equal(linear(x[0], weight, bias), expected[0])
 
 
-def set_one(made: nn.Linear) -> None:
-    made.weight[0] = 0.0
-
-
-def set_out(made: nn.Linear) -> None:
-    torch.mul(torch.zeros(32, 48), 2, out=made.weight)
-
-
-def set_two_out(made: nn.Linear) -> None:
-    out = (made.weight, torch.empty(0, dtype=torch.long))
-    torch.max(torch.zeros(3, 32, 48), 0, out=out)
-
-
-def set_other(made: nn.Linear) -> None:
-    made.weight.set_(torch.zeros(32, 48))
-
-
+NOTHING = torch.zeros(32, 48)
+SETS: list[Callable[[Any], object]] = [
+    lambda made: made.weight.__setitem__(0, 0.0),
+    lambda made: torch.mul(NOTHING, 2, out=made.weight),
+    lambda made: made.weight.set_(NOTHING.clone()),
+]
 WRITES: list[Callable[[Any], object]] = [
-    *(set_one, set_out, set_two_out, set_other),
+    *SETS,
+    lambda made: torch.max(NOTHING[None], 0, out=(made.weight, torch.empty(0).long())),
     nn.Linear.half,
     lambda made: made.to("meta"),
     lambda made: made.weight.zero_(),
@@ -93,7 +83,7 @@ def test_its_values_can_be_read_and_not_written():
 
 
 def test_weights_that_can_be_given_back_are_given_back_by_all_that_writes():
-    for write in (set_one, set_out, set_other):
+    for write in SETS:
         made, _ = module(None)
         write(made)
         assert type(made.weight) is nn.Parameter

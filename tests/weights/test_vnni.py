@@ -12,10 +12,9 @@ from torch.nn.functional import linear
 from selfspec.weights import vnni
 from selfspec.weights.vnni import VnniMatrix, VnniRows, has_vnni
 
-needs_vnni = pytest.mark.skipif(not has_vnni(), reason="this CPU has no such products")
+pytestmark = pytest.mark.skipif(not has_vnni(), reason="this CPU has no such products")
 
 
-@needs_vnni
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_in", [48, 64, 576])
 def test_it_is_nearly_the_product_with_the_weight(num_in, dtype):
@@ -31,7 +30,6 @@ def test_it_is_nearly_the_product_with_the_weight(num_in, dtype):
     assert (off <= 0.02 * (1 + straight.abs().amax(-1))).all()
 
 
-@needs_vnni
 @pytest.mark.parametrize("num_in", [64, 576])
 def test_large_values_are_spread_before_they_are_rounded(num_in):
     """Of weights too. Without a rotation, one large column takes the steps of all others."""
@@ -42,14 +40,12 @@ def test_large_values_are_spread_before_they_are_rounded(num_in):
     torch.testing.assert_close(made(x, None), x @ made.unpacked().T, rtol=0.01, atol=10)
 
 
-@needs_vnni
 def test_an_embedding_reads_rows_of_the_weight_that_its_head_has():
     made, ids = VnniRows.of(torch.randn(40, 48)), torch.tensor([[3, 0], [39, 3]])
     assert torch.equal(made.rows(ids), made.unpacked()[ids])
     assert made.num_bytes == 2 * 40 * 48 + 4 * 40
 
 
-@needs_vnni
 def test_no_sum_is_cut_off():
     """All numbers here are as large as they get, and their sums have one sign."""
     large = torch.ones(2, 64)
@@ -59,7 +55,6 @@ def test_no_sum_is_cut_off():
     torch.testing.assert_close(made(large, None), expected, rtol=0.02, atol=1e-3)
 
 
-@needs_vnni
 @pytest.mark.parametrize("num_in", [16, 48, 576])
 def test_a_token_gets_the_same_bits_alone_and_among_others(num_in):
     torch.manual_seed(0)
@@ -69,7 +64,6 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(num_in):
         assert torch.equal(made(x[:number].clone(), None), whole[:number])
 
 
-@needs_vnni
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_is_of_no_importance(dtype):
     made, x, before = VnniMatrix.of(torch.randn(24, 64)), torch.randn(3, 64), torch.float32
@@ -86,7 +80,6 @@ def test_the_default_dtype_is_of_no_importance(dtype):
         vnni._rotation.cache_clear()
 
 
-@needs_vnni
 def test_numbers_that_are_none_stay_so():
     x = torch.ones(3, 48)
     x[0, 3], x[1, 4] = torch.inf, torch.nan

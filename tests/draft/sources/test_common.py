@@ -10,19 +10,9 @@ import pytest
 from selfspec.draft.sources import CommonSource, RowStart
 from selfspec.draft.sources import common as module
 from selfspec.records import DraftTree, Draws, StepRecord, TopK
+from tests.draft.test_ranking import KnownNoise
 
 VOCAB = 200
-
-
-class KnownNoise(Draws):
-    def __init__(self, noise: dict[int, float] | None, temperature: float = 1.0) -> None:
-        self.temperature = temperature
-        self._noise = noise
-
-    def noise_of(self, ids, depth):
-        if self._noise is None:
-            return None
-        return np.array([self._noise.get(token, 1.0) for token in ids.tolist()])
 
 
 def told(source: CommonSource, shares: dict[int, float], number: int = 1) -> CommonSource:
@@ -70,7 +60,7 @@ def test_the_surer_a_row_draws_the_less_noise_says(temperature: float) -> None:
     times = 4 ** (1.4 / temperature)
     for factor, first in ((0.9, 10), (1.1, 11)):
         noise = {**dict.fromkeys(range(12, 18), 99.0), 11: 1e-3, 10: factor * times * 1e-3}
-        cursor = source.open(RowStart(draws=KnownNoise(noise, temperature)))
+        cursor = source.open(RowStart(draws=KnownNoise(noise, temperature=temperature)))
         assert cursor is not None
         cursor.expand(cursor.root())
         ids, chances = cursor._latest()

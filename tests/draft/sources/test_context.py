@@ -12,16 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from selfspec.draft.sources import ContextSource, RowStart, context
 from selfspec.draft.sources.context import ContextCursor
 from selfspec.draft.sources.following import SURE
-from selfspec.records import DraftTree, StepRecord
+from tests.draft.sources.test_answers import committed
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import candidates_of, texts
 
 MOST = 8  # What the source remembers for one suffix.
 MAX_MATCHES = 32  # The same where a test compares with a full search.
-
-
-def committed(tokens: list[int]) -> StepRecord:
-    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=tokens)
 
 
 def cursor_behind(text: list[int], most: int = MAX_MATCHES) -> ContextCursor:
@@ -81,10 +77,9 @@ class ContextMachine(RuleBasedStateMachine):
 
 
 TestContext = ContextMachine.TestCase
-TestContext.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+TestContext.settings = settings(max_examples=40, stateful_step_count=12)
 
 
-@settings(deadline=None)
 @given(texts(max_size=24))
 def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
     """As a full search in the drafted text would find them, but for its own new tokens."""

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.draft.calibration import Calibration
@@ -146,7 +146,6 @@ def test_a_step_without_logits_teaches_nothing() -> None:
     assert source.arrays()["ids"].size == 0
 
 
-@settings(deadline=None)
 @given(pair_lists, st.sampled_from([2, 4, 16]))
 def test_what_is_found_is_what_was_last_taught_for_the_very_pair(
     pairs: list[Pair], slot_bits: int

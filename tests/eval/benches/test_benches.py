@@ -6,7 +6,6 @@ import ast
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,16 +16,11 @@ from eval.benches.questions import Question, spread
 from eval.benches.registry import BENCHES, load_bench
 from eval.benches.stdlib import stdlib_edits, stdlib_questions
 from eval.errors import EvalError
+from tests.cli.conftest import write_lines as write
 from tests.conftest import TEMPLATE
 from tests.tiny import make_tokenizer
 
 GOOD = {"question_id": 1, "category": "qa", "turns": ["what?"]}
-
-
-def write(path: Path, *lines: object) -> Path:
-    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
-    path.write_text("".join(f"{text}\n" for text in texts))
-    return path
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eval.report.rows import ROWS, SCHEMA, Line, append, read_answers
+from eval.report.rows import ROWS, SCHEMA, Key, Line, append, read_answers, read_record
 from eval.report.steps import bounds
 from eval.report.summary import summary
 from eval.report.tables import verdict
@@ -153,3 +153,15 @@ def test_two_runs_are_compared_question_by_question(told, tmp_path):
     ):
         status, _, error = told("compare", first, other)
         assert (status, said in error) == (2, True)
+
+
+def test_the_later_of_two_lines_with_one_key_counts_and_a_torn_one_does_not(tmp_path):
+    path, first = tmp_path / ROWS, answer(1, "stock", "qa", error="out of memory")
+    append(path, [first, answer(2, "stock", "qa"), {"kind": "not known yet"}])
+    path.write_bytes(path.read_bytes() + b'{"kind": "ans')
+    again = answer(1, "stock", "qa", numbers={"seconds": 0.5, "widths": {16: 3}})
+    append(path, [again])
+    record = read_record(tmp_path)
+    assert list(record.answers) == [Key(1, 0, "stock", 0), Key(2, 0, "stock", 0)]
+    row = record.frame.iloc[0]
+    assert (row.seconds, row.widths, row.accepted_lengths) == (0.5, {16: 3}, {})

@@ -93,7 +93,6 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
     lines = path.read_bytes()
     assert len(keys(out)) == 3 * 2 * 3
     path.write_bytes(lines + b'{"torn')
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert asked(*options) == 0
     assert path.read_bytes().startswith(lines)
     assert sorted(map(str, keys(out))) == sorted(map(str, keys(whole)))
