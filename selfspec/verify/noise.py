@@ -37,7 +37,7 @@ def next_noise(
     if generator is None and device.type in ("cpu", "cuda"):
         generator = default_generator(device)
     if device.type == "cpu" and dtype == torch.float32 and _is_made_of_uniforms():
-        return Uniforms(shape, generator)
+        return _Uniforms(shape, generator)
 
     def draw(source: _Source) -> torch.Tensor:  # Holds no scores.
         return torch.empty(shape, dtype=dtype, device=device).exponential_(generator=source)
@@ -89,9 +89,28 @@ class _Exponentials:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)
 
+    def least(self, row: int) -> float:
+        """No token of the row has less noise than this."""
+        return self.drawn.numbers[row].min().item()
 
-class Uniforms:
-    """The uniform numbers that noise is made from, on a CPU."""
+    def of(self, row: int) -> NoiseOf:
+        """A function that gives the noise of a token, on a CPU."""
+        # A view that Python reads faster than an array.
+        return self.drawn.numbers[row].numpy().data.__getitem__
+
+    def of_many(self, ids: Tokens, row: int) -> Weights:
+        """The noise of some tokens, on a CPU."""
+        return self.drawn.numbers[row].numpy()[ids].astype(np.float64)
+
+    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
+        """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
+        noise = self.drawn.numbers[row]
+        tokens = (noise <= limit).nonzero()[:, 0]
+        return tokens.numpy(), noise[tokens].double().numpy()
+
+
+class _Uniforms:
+    """The uniform numbers that noise is made from."""
 
     def __init__(self, shape: tuple[int, int], generator: _Source) -> None:
         self._shape = shape
@@ -109,28 +128,20 @@ class Uniforms:
         return self._made().pick(scores, row) if token is None else token
 
     def least(self, row: int) -> float:
-        """No token of the row has less noise than this."""
         return -math.log1p(-self.drawn.numbers[row].min().item())
 
     def of(self, row: int) -> NoiseOf:
-        """A function that gives the noise of a token.
-
-        Computes it in plain Python, which is faster than arrays for a few tokens.
-        """
+        """Computes noise in plain Python, which is faster than arrays for a few tokens."""
         # A view that Python reads faster than an array.
         values = self.drawn.numbers[row].numpy().data
         return lambda token: -math.log(1 - values[token])
 
     def of_many(self, ids: Tokens, row: int) -> Weights:
-        """The noise of some tokens."""
         noise: Weights = -np.log1p(-self.drawn.numbers[row].numpy()[ids])
         return noise
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """At least all tokens whose noise is not above a limit, and their noise.
-
-        Takes logarithms only for tokens whose uniform number is small enough.
-        """
+        """Takes logarithms only for tokens whose uniform number is small enough."""
         most = -math.expm1(-limit) * _CLEARLY
         numbers = self.drawn.numbers[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
@@ -141,10 +152,10 @@ class Uniforms:
         return _Exponentials(Drawn(lambda source: noise.exponential_(generator=source), same))
 
 
-Noise = _Exponentials | Uniforms
+Noise = _Exponentials | _Uniforms
 
 
-def pick_from(few: Shortlist, noise: Uniforms, row: int) -> int | None:
+def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
     """The token that transformers would draw, out of a shortlist; None if that is not clear.
 
     Goes down from the likeliest token, until not even the least noise could make one win.
@@ -168,7 +179,7 @@ def pick_from(few: Shortlist, noise: Uniforms, row: int) -> int | None:
     return _clearly_best(tokens, ratios)
 
 
-def rivals(few: Shortlist, best: float, noise: Uniforms, row: int) -> dict[int, float]:
+def rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, float]:
     """The two highest ratios among the tokens that are not on the shortlist but could win.
 
     Their weights are at most the shortlist's last one, so only tiny noise lets them win.
@@ -196,7 +207,7 @@ def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
 def _is_made_of_uniforms() -> bool:
     """Is every number of exponential noise made of one double in [0, 1) by this torch?
 
-    Some builds draw it differently. There the noise is drawn whole, and no drafts look at it.
+    Some builds draw it differently, such as those that use MKL. There the noise is drawn whole.
     """
     theirs, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
     noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")

@@ -9,7 +9,7 @@ import torch
 
 from selfspec.machine.device import default_generator
 from selfspec.records import Draws, Likely, NoiseOf
-from selfspec.verify.noise import Noise, Uniforms, next_noise, pick_from, rivals
+from selfspec.verify.noise import Noise, next_noise, pick_from, rivals
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 # Noise that takes more is drawn again when it is needed.
@@ -61,24 +61,22 @@ class NoiseTape:
         None where two are so near that only `draw` can tell.
         """
         noise = self._taken(index, like)
-        if len(few.tokens) == 1:
-            return few.tokens[0]
-        return pick_from(few, noise, row) if isinstance(noise, Uniforms) else None
+        return few.tokens[0] if len(few.tokens) == 1 else pick_from(few, noise, row)
 
-    def peek(self, row: int, depth: int) -> Uniforms | None:
+    def peek(self, row: int, depth: int) -> Noise | None:
         """The noise of the row's token `depth` after its next one; None where nobody knows.
 
         Noise of tokens is drawn once: what is peeked here is handed out by `draw`.
         """
         index = self._reached[row] + depth
-        num_ahead, noise = index - self._num_drawn, None
-        if num_ahead < 0:  # Another row has been there.
-            noise = self._noise.get(int(index))
-        elif num_ahead < self._farthest:
-            while num_ahead >= len(self._peeked):
-                self._peek_on()
-            noise = self._peeked[int(num_ahead)].noise
-        return noise if isinstance(noise, Uniforms) else None
+        if index < self._num_drawn:  # Another row has been there.
+            return self._noise.get(int(index))
+        num_ahead = index - self._num_drawn
+        if num_ahead >= self._farthest:
+            return None
+        while num_ahead >= len(self._peeked):
+            self._peek_on()
+        return self._peeked[int(num_ahead)].noise
 
     def _peek_on(self) -> None:
         assert self._like is not None
@@ -92,6 +90,12 @@ class NoiseTape:
         if not torch.equal(self._source().get_state(), self._peeked[0].before):
             self._peeked, self._farthest = [], 0
         return bool(self._peeked)
+
+    def _is_like(self, like: torch.Tensor) -> bool:
+        """Are scores as those for which noise was peeked? A user's processor may change them."""
+        assert self._like is not None
+        form = like.device, like.dtype, like.shape[-1]
+        return form == (self._like.device, self._like.dtype, self._like.shape[-1])
 
     def _source(self) -> torch.Generator:
         return self._generator or default_generator(torch.device("cpu"))
@@ -113,12 +117,11 @@ class NoiseTape:
         Another thread could draw from a generator that everybody uses between a look at its state
         and the change of it. Then the noise is drawn once more.
         """
-        is_alike = self._like is not None and self._like.shape[-1] == like.shape[-1]
-        if self._peeked and not (is_alike and like.dtype is torch.float32):
-            self._peeked, self._farthest = [], 0  # A user's processor has changed them.
+        if self._peeked and not self._is_like(like):
+            self._peeked, self._farthest = [], 0
         if not self._peeked or not self._is_where_peeked():
             noise = next_noise(self._num_rows, like, self._generator)
-            if not self._num_drawn and isinstance(noise, Uniforms):
+            if not self._num_drawn and like.device.type == "cpu":
                 self._like = like.new_empty(1).expand(like.shape[-1])
                 self._farthest = min(_FARTHEST, _MOST_BYTES // noise.drawn.nbytes)
             return noise

@@ -11,12 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.verify import tape
+from selfspec.verify import noise, tape
 from selfspec.verify.shortlist import Warpers
 from selfspec.verify.tape import NoiseTape, RowDraws
-from tests.verify.test_noise import first_difference, needs_uniforms, orders, scores_of, seeded
-
-pytestmark = needs_uniforms
+from tests.verify.test_noise import first_difference, orders, scores_of, seeded
 
 VOCAB = 40
 
@@ -63,6 +61,13 @@ def test_a_tape_that_peeks_is_stocks_multinomial(data, num_rows, num_steps, seed
     assert tapes[0].num_wrong == 0
 
 
+@pytest.fixture(params=["uniforms", "exponentials"])
+def way(request, monkeypatch):
+    """Both ways in which a torch may make its noise."""
+    if request.param == "exponentials":
+        monkeypatch.setattr(noise, "_is_made_of_uniforms", lambda: False)
+
+
 @pytest.fixture
 def drawn(monkeypatch) -> list[tuple]:
     """Grows by one whenever noise is drawn."""
@@ -73,6 +78,7 @@ def drawn(monkeypatch) -> list[tuple]:
     return calls
 
 
+@pytest.mark.usefixtures("way")
 def test_what_is_peeked_is_drawn_once(drawn):
     peeking = PeekingTape(1)
     table = scores_of(30, 1, VOCAB, seed=1)
@@ -157,6 +163,7 @@ def test_the_token_that_will_be_drawn_is_ranked_first():
             assert ranked is None or ranked[0][0] == token
 
 
+@pytest.mark.usefixtures("way")
 def test_a_token_far_down_may_be_drawn_and_is_ranked_first():
     peeking, dice = NoiseTape(1), torch.Generator().manual_seed(2)
     draws, num_far = RowDraws(peeking, 0, Warpers()), 0
@@ -171,6 +178,7 @@ def test_a_token_far_down_may_be_drawn_and_is_ranked_first():
     assert num_far > 4
 
 
+@pytest.mark.usefixtures("way")
 def test_many_are_looked_up_at_once():
     peeking = NoiseTape(2)
     draws, ids = RowDraws(peeking, 1, Warpers()), np.array([3, 0, 39, 7])
