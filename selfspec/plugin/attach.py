@@ -10,6 +10,7 @@ import copy
 import functools
 import inspect
 import logging
+import threading
 import types
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,7 @@ from selfspec.weights.packing import unpack
 _log = logging.getLogger("selfspec")
 
 M = TypeVar("M")
+_LOCK = threading.Lock()
 _ATTACHMENT = "_selfspec_attachment"  # Where an instance keeps its `Attachment`.
 
 
@@ -93,17 +95,19 @@ def attach(model: M, assistant: SelfSpec | None = None, *, pack: bool = False) -
     if assistant is not None:
         check_assistant(assistant)
     attributes = vars(target)
-    method, attachment = attributes.get("generate"), attributes.get(_ATTACHMENT)
-    is_of_class = _is_of_class(target, method)
-    if attachment is None or method is None or is_of_class:
-        attachment = Attachment(method=None if is_of_class else method)
-        # A bound method and no closure, so that a deep copy of the model is attached to itself.
-        attributes["generate"] = types.MethodType(_generate, target)
-        if hasattr(target, "generate_batch"):
-            attributes["generate_batch"] = types.MethodType(_generate_batch, target)
-    if assistant is not None:
-        attachment = Attachment(assistant, attachment.method)
-    attributes[_ATTACHMENT] = attachment
+    # Another thread that attaches the model must not take our method for the instance's own.
+    with _LOCK:
+        method, attachment = attributes.get("generate"), attributes.get(_ATTACHMENT)
+        is_of_class = _is_of_class(target, method)
+        if attachment is None or method is None or is_of_class:
+            attachment = Attachment(method=None if is_of_class else method)
+            # A bound method and no closure, so that a deep copy of the model is attached to itself.
+            attributes["generate"] = types.MethodType(_generate, target)
+            if hasattr(target, "generate_batch"):
+                attributes["generate_batch"] = types.MethodType(_generate_batch, target)
+        if assistant is not None:
+            attachment = Attachment(assistant, attachment.method)
+        attributes[_ATTACHMENT] = attachment
     if pack and (reason := pack_weights(inside_wrappers(target))) is not None:
         _log.warning("weights of %s are not packed: %s", type(target).__name__, reason)
     return model

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from selfspec import (
     generate_many,
     load,
 )
+from selfspec.plugin.attach import _ATTACHMENT, Attachment
 from selfspec.plugin.refusals import RULES, Consequence, Rule
 from tests.fakes import (
     VOCAB,
@@ -359,3 +362,23 @@ def test_what_is_refused_is_asked_once(named: bool, monkeypatch: pytest.MonkeyPa
     model = attach(new_model(), None if named else spec)
     model.generate(**prompt(), max_new_tokens=2, **({"assistant": spec} if named else {}))
     assert len(asked) == 1
+
+
+def test_threads_that_attach_one_model_take_no_method_of_ours_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second thread comes while the first one has its method on the model already."""
+    attach_module = sys.modules[attach.__module__]
+    model, second = new_model(), list[threading.Thread]()
+
+    class Waits(Attachment):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if not second:
+                second.append(threading.Thread(target=attach, args=(model,)))
+                second[0].start()
+
+    monkeypatch.setattr(attach_module, "Attachment", Waits)
+    attach(model)
+    second[0].join()
+    assert vars(model)[_ATTACHMENT].method is None
