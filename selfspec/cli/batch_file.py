@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,6 +76,8 @@ class BatchFiles:
                     f"OUTPUT must not be written by two runs at once (got {str(path)!r}, which "
                     "another run is writing); wait for it, or name another file"
                 ) from None
+            except OSError as error:
+                raise _unwritable(path, error) from error
             yield
 
     def progress(self) -> Progress:
@@ -114,8 +117,12 @@ class BatchFiles:
                 yield read_line(number, data)
 
     def write(self, result: LineResult) -> None:
-        with (self.answers if result.is_answer else self.errors).open("ab") as stream:
-            stream.write(f"{result.text}\n".encode())
+        path = self.answers if result.is_answer else self.errors
+        try:
+            with path.open("ab") as stream:
+                stream.write(f"{result.text}\n".encode())
+        except OSError as error:
+            raise _unwritable(path, error) from error
 
     def _check(self) -> None:
         for path in (self.answers, self.errors):
@@ -124,8 +131,15 @@ class BatchFiles:
                     "OUTPUT must be a plain file in a folder that exists, since a stopped run "
                     f"continues from it (got {str(path)!r})"
                 )
-        lines = self.errors.read_bytes().splitlines() if self.errors.exists() else []
-        if not all("error" in _object_in(line) for line in lines):
+        # A run locks OUTPUT by its name. INPUT is never changed, whatever its name is.
+        files = [path for path in (self.prompts, self.answers, self.errors) if path.exists()]
+        if any(a.samefile(b) for a, b in combinations(files, 2)):
+            raise CliError(
+                "INPUT, OUTPUT and the file of errors must be three files (got "
+                f"{str(self.prompts)!r}, {str(self.answers)!r} and {str(self.errors)!r}); name "
+                "another OUTPUT"
+            )
+        if self.errors.exists() and not _holds_our_errors(self.errors):
             raise CliError(
                 "the file of errors of OUTPUT must be new, or from an earlier run (got "
                 f"{str(self.errors)!r}, which holds something else); move it"
@@ -230,6 +244,14 @@ def _begins_as_ours(data: bytes) -> bool:
     return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
 
 
+def _holds_our_errors(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return all(
+            _begins_as_ours(data) and (b', "error": ' in data or not data.endswith(b"\n"))
+            for data in stream
+        )
+
+
 def _object_in(data: bytes) -> dict[str, Any]:
     """The object in a line of JSON; an empty one if there is none."""
     try:
@@ -237,3 +259,10 @@ def _object_in(data: bytes) -> dict[str, Any]:
     except (RecursionError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _unwritable(path: Path, error: OSError) -> CliError:
+    return CliError(
+        f"OUTPUT must be writable (got {str(path)!r}: {error.strerror or error}); what was written "
+        "stays, and the same command continues from there"
+    )

@@ -176,7 +176,7 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
         (given, other, "no answer to this INPUT"),
         (given, tmp_path / "mine.jsonl", "mine.errors.jsonl'"),
         (given, old, "another line 1"),
-        (given, Path("/proc/out.jsonl"), "/proc/.out.jsonl.lock"),
+        (given, Path("/proc/out.jsonl"), "OUTPUT"),
         (write(tmp_path / "empty.jsonl", ""), tmp_path / "o.jsonl", "INPUT"),
     ):
         assert said in fails("batch", chat_folder, asked, answers)
@@ -199,9 +199,9 @@ def test_what_is_no_output_of_ours_stays(fails, tmp_path, chat_folder):
         write(tmp_path / f"{number}.jsonl", {"line": number, "input": "0" * 12})
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for output, said in (
-        ("q.jsonl", "move it"),
-        ("linked.jsonl", "move it"),
-        ("far.jsonl", "move it"),
+        ("q.jsonl", "three files"),
+        ("linked.jsonl", "three files"),
+        ("far.jsonl", "three files"),
         ("mine.jsonl", "move it"),
         ("torn.jsonl", "no answer to this INPUT"),
         ("None.jsonl", "no answer to this INPUT"),
