@@ -20,6 +20,8 @@ LEARNING_SCOPES = ("session", "request", "frozen")
 # Names of a draft model that is the model itself, with rounded weights.
 ROUNDED = ("int4", "int8")
 SOURCE_NAMES = ("lut", "lut2", "context", "answers", "near_misses", "common", "heads")
+# Their names until 0.4, which are still understood.
+OLD_SOURCE_NAMES = {"texts": "answers", "runners": "near_misses"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +116,22 @@ class SpecConfig:
         return cls().changed(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
+        if "strict" in knobs:  # A knob until 0.4.
+            raise ConfigError(
+                "strict is no knob any more (got strict={!r}); leave it out, and look at "
+                "spec.stats.disabled_reason after a call".format(knobs["strict"])
+            )
         check_names("knob", knobs, [field.name for field in fields(self)])
         return replace(self, **knobs)
 
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):
             raise ConfigError(f"sources must be a list of names (got {self.sources!r})")
-        object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "sources", tuple(map(_new_name, self.sources)))
         check_names("source", self.sources, SOURCE_NAMES)
         if len(set(self.sources)) != len(self.sources):
             raise ConfigError(f"sources must not repeat a name (got {list(self.sources)})")
+
+
+def _new_name(source: Any) -> Any:
+    return OLD_SOURCE_NAMES.get(source, source) if isinstance(source, str) else source

@@ -118,9 +118,12 @@ def _rules_all_out(warper: Any) -> bool:
 
 def are_row_wise(processors: Sequence[Any]) -> bool:
     """Do all processors treat each row by itself, without state?"""
-    return all(
-        type(part) in _ROW_PROCESSORS or getattr(part, "is_row_wise", False) for part in processors
-    )
+    return all(type(part) in _ROW_PROCESSORS or _says_row_wise(part) for part in processors)
+
+
+def _says_row_wise(part: Any) -> bool:
+    # `looks_at_rows` was the name until 0.4.
+    return getattr(part, "is_row_wise", False) or getattr(part, "looks_at_rows", False)
 
 
 def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
@@ -130,7 +133,7 @@ def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
             eos_ids |= frozenset(criterion.eos_token_id.flatten().tolist())
-        elif type(criterion) is StopStringCriteria or getattr(criterion, "is_row_wise", False):
+        elif type(criterion) is StopStringCriteria or _says_row_wise(criterion):
             others.append(criterion)
         elif type(criterion) is not MaxLengthCriteria:
             return None

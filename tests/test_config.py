@@ -64,6 +64,11 @@ def test_refused_values(knobs, message):
     assert refusal(**knobs) == message
 
 
+def test_strict_says_what_took_its_place():
+    with pytest.raises(ConfigError, match=r"strict is no knob any more \(got .*disabled_reason"):
+        SpecConfig.of(strict=True)
+
+
 def test_of_answers_an_unknown_name_with_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown knob 'max_node'; did you mean 'max_nodes'\?"):
         SpecConfig.of(max_node=3)
@@ -88,6 +93,11 @@ def test_a_config_is_frozen_hashable_and_keyword_only():
     assert len({config, SpecConfig()}) == 1
     with pytest.raises(TypeError):
         SpecConfig(16)
+
+
+def test_sources_have_their_old_names_too():
+    config = SpecConfig(sources=["texts", "lut", "runners"])
+    assert config.sources == ("answers", "lut", "near_misses")
 
 
 def test_every_knob_is_documented():

@@ -162,7 +162,9 @@ def test_what_may_look_at_the_batch_makes_rows_move_together(processor):
 
 
 def test_a_processor_may_say_that_it_is_row_wise():
-    processor = Custom()
+    older, processor = Custom(), Custom()
+    older.looks_at_rows = True  # The name until 0.4.
+    assert are_row_wise([older])
     processor.is_row_wise = True
     assert are_row_wise([processor, lp.TopKLogitsWarper(3)])
     assert are_row_wise([])

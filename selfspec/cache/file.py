@@ -28,6 +28,7 @@ from selfspec.cache.contents import (
     check_table,
     tokenizer_info,
 )
+from selfspec.config import OLD_SOURCE_NAMES
 from selfspec.errors import CacheError, first_mistake, one_line
 from selfspec.machine.hub import ask_once
 from selfspec.machine.memory import free_memory
@@ -247,10 +248,6 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     )
 
 
-# Names of sources until 0.4.
-_OLD_NAMES = {"texts": "answers", "runners": "near_misses"}
-
-
 def _checked_rates(rates: Sequence[_Rate] | None) -> list[list[Any]] | None:
     """The rows of a calibration, as its `rows` gave them: [[evidence, …], hits, trials]."""
     if rates is None:
@@ -258,7 +255,7 @@ def _checked_rates(rates: Sequence[_Rate] | None) -> list[list[Any]] | None:
     if not all(0 <= hits <= trials and trials > 0 for _, hits, trials in rates):
         raise ValueError("its calibration must have 0 <= hits <= trials and trials > 0")
     return [
-        [[[_OLD_NAMES.get(name, name), *bins] for name, *bins in evidence], hits, trials]
+        [[[OLD_SOURCE_NAMES.get(name, name), *bins] for name, *bins in evidence], hits, trials]
         for evidence, hits, trials in rates
     ]
 

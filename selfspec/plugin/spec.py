@@ -237,6 +237,8 @@ class SelfSpec:
         """What a model can verify as it is now; tried on first use."""
         return self.runner(model).support()
 
+    ability = support  # Its name before 0.4.
+
     def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         model = inside_wrappers(model)
