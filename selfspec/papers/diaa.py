@@ -37,6 +37,7 @@ from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import LutSource
 from selfspec.draft.tree import TreeGrower, TreePlace
+from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence
 
 FINE = 4096  # A probability is evidence as a whole number of these parts.
@@ -49,6 +50,13 @@ class DynamicTree(Shape):
     def __init__(
         self, *, delta: float = 0.8, alpha: float = 0.7, tau: float = 5e-3, interval: int = 1
     ) -> None:
+        is_number = all(isinstance(number, int | float) for number in (delta, alpha, tau))
+        is_whole = isinstance(interval, int) and interval >= 1
+        if not (is_number and is_whole and 0 < delta <= 1 and 0 < alpha <= 1 and 0 <= tau < 1):
+            raise ConfigError(
+                "delta and alpha must be in (0, 1], tau in [0, 1) and interval a whole number >= 1 "
+                f"(got {delta!r}, {alpha!r}, {tau!r} and {interval!r})"
+            )
         self.delta, self.alpha, self.tau, self.interval = delta, alpha, tau, interval
         self._places: Sequence[TreePlace] = ()
         self._num_uses = 0

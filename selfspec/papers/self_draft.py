@@ -58,6 +58,10 @@ class Branches(Shape):
     def __init__(
         self, num_branches: int = 6, length: int = 6, gram_length: int = 4, *, fills: bool = True
     ) -> None:
+        counts = {"num_branches": num_branches, "length": length, "gram_length": gram_length}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number >= 1 (got {value!r})")
         self._num_branches, self._length = num_branches, length
         self._gram_length, self._fills = min(gram_length, length), fills
         self.num_nodes = num_branches * length

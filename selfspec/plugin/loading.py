@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
+from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unknown_name
 from selfspec.machine.hub import check_model_name
 from selfspec.plugin.attach import attach
 from selfspec.weights.packing import pack_loaded
@@ -17,6 +18,15 @@ from selfspec.weights.rounded_model import round_model
 from selfspec.weights.streamed.files import check_complete
 from selfspec.weights.streamed.loading import load_within
 from selfspec.weights.streamed.stream import STREAMED, is_streamed
+
+# What stands for an option of `from_pretrained()` here.
+_OPTIONS_OF_TRANSFORMERS = {
+    "torch_dtype": "dtype=",
+    "device_map": "device=",
+    "load_in_8bit": "weights='int8'",
+    "load_in_4bit": "weights='int4'",
+    "quantization_config": "weights=",
+}
 
 
 def load(
@@ -30,6 +40,7 @@ def load(
     device: str | torch.device = "cpu",
     weights: str | None = None,
     sees: bool = False,
+    **others: Any,
 ) -> Any:
     """Loads a causal language model for generating, attached.
 
@@ -67,6 +78,14 @@ def load(
         raise ConfigError(
             f"name must be a folder or a Hub id (got {shown(name)}); a model that is loaded needs "
             "no load(): call selfspec.attach(model)"
+        )
+    for option in others:
+        if option not in _OPTIONS_OF_TRANSFORMERS:
+            raise ConfigError(unknown_name("option", option, signature(load).parameters))
+        raise ConfigError(
+            f"load() takes no {option}= (got {shown(others[option])}); use "
+            f"{_OPTIONS_OF_TRANSFORMERS[option]}, or load the model by transformers and call "
+            "selfspec.attach(model)"
         )
     check_model_name(str(name), "name")
     source, target, wanted = str(name), _device(device), _dtype(dtype)

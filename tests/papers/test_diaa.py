@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from selfspec.errors import ConfigError
 from selfspec.papers.diaa import DynamicTree, Tables, recorded
 from selfspec.records import TopK
 
@@ -43,3 +44,9 @@ def test_equation_2_exempts_the_first_level_from_the_threshold():
     assert tree.score(0.9, 1, 2) == pytest.approx(0.009)
     assert tree.score(0.9, 2, 0) == pytest.approx(0.45)
     assert tree.score(0.9, 2, 1) is None
+
+
+@pytest.mark.parametrize("knobs", [{"delta": 0}, {"alpha": 1.1}, {"tau": 1}, {"interval": 0}])
+def test_numbers_are_checked(knobs):
+    with pytest.raises(ConfigError, match=next(iter(knobs))):
+        DynamicTree(**knobs)

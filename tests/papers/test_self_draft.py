@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.ranking import Ranking
 from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
+from selfspec.errors import ConfigError
 from selfspec.papers import self_draft
 from selfspec.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
@@ -119,6 +121,12 @@ def test_they_take_half_of_the_nodes_at_most():
     tree = grown(branches_of([1, 2], [3, 4]), Cache(), many, max_nodes=12)
     assert len(tree) == 6 + 4
     assert len(grown(branches_of(), Cache(), many, max_nodes=12)) == 12
+
+
+@pytest.mark.parametrize("name", ["num_branches", "length", "gram_length"])
+def test_numbers_are_checked(name):
+    with pytest.raises(ConfigError, match=name):
+        Branches(**{name: 0})
 
 
 def committed(token: int) -> StepRecord:
