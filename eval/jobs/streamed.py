@@ -32,6 +32,7 @@ from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.registry import LOOKUP_TOKENS
 from eval.runs.timing import FirstToken, num_new_tokens, timed
 from selfspec import SelfSpec, load
+from selfspec.weights.streamed.stream import stream_of
 
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = STREAMED_METHODS = (
     "accelerate",
@@ -180,7 +181,7 @@ def _one(
 
 def _read(model: Any) -> tuple[float, float, float]:
     """Bytes read, seconds of reading, and seconds of waiting for it, since the model was loaded."""
-    if (stream := getattr(model, "selfspec_stream", None)) is not None:
+    if (stream := stream_of(model)) is not None:
         reader = stream.reader
         return reader.buffers.bytes_read, reader.seconds_read, reader.seconds_waited
     return float(psutil.Process().io_counters().read_bytes), 0.0, 0.0

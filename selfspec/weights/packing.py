@@ -24,7 +24,7 @@ from transformers.utils import logging as hf_logging
 from selfspec.compat.modules import encoder_of, is_compiled
 from selfspec.machine.memory import return_freed_memory
 from selfspec.weights.formats import PackedMatrix, Packer, packer_for
-from selfspec.weights.held_weight import PackedWeight, give_back, hold
+from selfspec.weights.held_weight import HeldWeight, PackedWeight, give_back, hold
 
 _log = logging.getLogger("selfspec")
 
@@ -244,10 +244,12 @@ def _why_none(model: nn.Module, layers: Sequence[nn.Linear]) -> str:
     """Why none of a model's layers can be packed."""
     if any(map(is_compiled, model.modules())):
         return "it is compiled, and compiled code reads the weights themselves"
-    weights = (layer.weight for layer in layers if type(layer.weight) is nn.Parameter)
+    weights = (layer.weight for layer in layers if isinstance(layer.weight, nn.Parameter))
     large = [weight for weight in weights if weight.numel() >= _LEAST_WEIGHTS]
     if not large:
         return "no large layer is torch's own nn.Linear, as in quantised or offloaded models"
+    if any(isinstance(weight, HeldWeight) for weight in large):
+        return "its weights are held in another way already"
     if device := next((w.device for w in large if w.device.type != "cpu"), None):
         return f"packed weights are for a CPU (got device {str(device)!r})"
     if dtype := next((w.dtype for w in large if packer_for(w.dtype) is None), None):

@@ -10,7 +10,7 @@ from selfspec.records import TimeBudget
 _NUM_TIMED, _NUM_FIRST = 5, 3  # Asking takes the median of the last five times, of three at least.
 _GAIN = 0.2  # A source is believed to bring this many tokens a step at first.
 _MEMORY = 64  # What it brings comes in few steps, so that the mean follows this many.
-_PAUSE = 256  # A source that does not pay for so many steps is timed and believed anew.
+_PATIENCE = 256  # A source that has not paid for so many steps is timed and believed anew.
 
 
 class SourceWorth:
@@ -19,7 +19,7 @@ class SourceWorth:
     def __init__(self, gain: float = _GAIN) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)
         self._gain = self._tokens = gain
-        self._num_refused = 0  # Steps, since it last paid.
+        self._num_refused = 0  # The steps since it last paid.
 
     def observe(self, *, seconds: float | None = None, tokens: float | None = None) -> None:
         """Takes in what it took when it was asked, or what it brought, or both."""
@@ -49,7 +49,7 @@ class SourceWorth:
             return True
         if len(self._seconds) >= _NUM_FIRST:
             self._num_refused += 1
-        if self._num_refused == _PAUSE:
+        if self._num_refused == _PATIENCE:
             self._seconds.clear()
             self._tokens, self._num_refused = self._gain, 0
         return False

@@ -134,8 +134,13 @@ def blank(weight: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=weight.dtype, device="cpu").expand(weight.shape)
 
 
+def stream_of(model: nn.Module) -> Stream | None:
+    """The `Stream` that feeds a model's streamed layers; None if none are streamed."""
+    return vars(model).get(_STREAM)
+
+
 def is_streamed(model: nn.Module) -> bool:
-    return _STREAM in vars(model)
+    return stream_of(model) is not None
 
 
 class _Refusal(NamedTuple):
