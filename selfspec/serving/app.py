@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.images import MAX_IMAGE_BYTES
-from selfspec.serving.limits import GONE, Gate, body_of, in_thread, while_there
+from selfspec.serving.limits import GONE, ByteBudget, Gate, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body
@@ -138,29 +138,30 @@ class _Routes:
         self._name = name
         self._translator = translator
         self.meters = Meters(model)
+        self._budget = ByteBudget()
         self._turn = asyncio.Lock()
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (translator.max_positions or 0))
         if translator.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
 
-    async def _read(self, request: Request) -> dict[str, Any]:
-        return json_object(await body_of(request, self._max_body), "the body")
-
     async def tokenize(self, request: Request) -> Any:
         """As vLLM's `/tokenize`: the body is that of a chat or of a completion."""
-        body = await self._read(request)
-        fields = checked(Chat if "messages" in body else Completion, body)
-        if len(fields.prompts) != 1:
-            raise RequestError("prompt must be one text, or the ids of one", field="prompt")
-        encoded = partial(self._translator.encoded, fields.prompts[0], fields)
-        ids = ids_of(await in_thread(self._turn, encoded))
+        with ExitStack() as until_over:
+            body, _ = await self._read(request, until_over)
+            fields = checked(Chat if "messages" in body else Completion, body)
+            if len(fields.prompts) != 1:
+                raise RequestError("prompt must be one text, or the ids of one", field="prompt")
+            encoded = partial(self._translator.encoded, fields.prompts[0], fields)
+            ids = ids_of(await in_thread(self._turn, encoded))
         return {"count": len(ids), "max_model_len": self._translator.max_positions, "tokens": ids}
 
     async def detokenize(self, request: Request) -> Any:
-        ids = checked(Tokens, await self._read(request)).tokens
-        self._translator.check_ids("tokens", ids)
-        decoded = partial(self._translator.tokenizer.decode, ids)
-        return {"prompt": await in_thread(self._turn, decoded)}
+        with ExitStack() as until_over:
+            body, _ = await self._read(request, until_over)
+            ids = checked(Tokens, body).tokens
+            self._translator.check_ids("tokens", ids)
+            decoded = partial(self._translator.tokenizer.decode, ids)
+            return {"prompt": await in_thread(self._turn, decoded)}
 
     async def models(self) -> Any:
         return {"object": "list", "data": [await self.model(self._name)]}
@@ -183,11 +184,11 @@ class _Routes:
         self, request: Request, request_type: type[TextRequest], until_over: ExitStack
     ) -> Response:
         arrived = perf_counter()
-        body = await self._read(request)
+        body, hold = await self._read(request, until_over)
         fields = checked(request_type, body)
         self._check_model(fields.model)
         form = new_form(self._name, fields, body)
-        exchange, streams = Exchange(self._model, fields), fields.stream
+        exchange, streams = Exchange(self._model, fields, hold), fields.stream
         until_over.callback(exchange.close)
         # Calls are prepared one request at a time.
         prepare = partial(exchange.prepare, fields, self._translator)
@@ -199,6 +200,14 @@ class _Routes:
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
         pieces = await while_there(request, exchange.whole())
         return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
+
+    async def _read(
+        self, request: Request, until_over: ExitStack
+    ) -> tuple[dict[str, Any], Callable[[int], object]]:
+        """The body of a request, and what counts the bytes that it has until all is over."""
+        hold = partial(self._budget.hold, object())
+        until_over.callback(hold, 0)
+        return json_object(await body_of(request, self._max_body, hold), "the body"), hold
 
     async def _events(
         self, form: Form | ResponseForm, exchange: Exchange, arrived: float

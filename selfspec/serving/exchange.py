@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from selfspec.batch.answers import Answer, OnTokens
 from selfspec.batch.prompt_maker import PromptInputs
@@ -46,13 +48,19 @@ def choices_of(
 
 
 class Exchange:
-    """A request from its fields to the pieces of its answers. Has its places in the line."""
+    """A request from its fields to the pieces of its answers. Has its places in the line.
 
-    def __init__(self, model: ModelThread, request: TextRequest) -> None:
+    `hold` is called with the number of bytes that it has.
+    """
+
+    def __init__(
+        self, model: ModelThread, request: TextRequest, hold: Callable[[int], object]
+    ) -> None:
         has_tools = isinstance(request, Chat) and request.callable_tools
         self._schema_field = "tools" if has_tools else request.schema_field
         self._num_samples = request.n  # of a prompt
         self._streams = request.stream
+        self._hold = hold
         self._model = model
         self._indices, self._queue = model.enter(request.n * len(request.prompts))
         self._prompts: list[Prompt] = []
@@ -100,9 +108,12 @@ class Exchange:
         """Makes the calls of a request; refuses what can't be answered. Any thread may ask."""
         seed = secrets.randbits(62) if request.seed is None else request.seed
         indices = iter(self._indices)
+        sizes: list[int] = []  # of what a processor made of images
 
-        def prepare(*prompt: Any) -> Prompt:
-            return self._model.prompt(next(indices), *prompt)
+        def prepare(inputs: PromptInputs, *others: Any) -> Prompt:
+            parts = inputs.values() if isinstance(inputs, Mapping) else ()
+            sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+            return self._model.prompt(next(indices), inputs, *others)
 
         try:
             choices = choices_of(request, request.prompts, translator, prepare, seed)
@@ -111,6 +122,7 @@ class Exchange:
             raise self._request_error(error) from error
         except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.
             raise self._request_error(UnsupportedError(str(error))) from error
+        self._hold(sum(sizes))
 
     def _request_error(self, error: Exception) -> RequestError:
         about_schema = "schema" in str(error)

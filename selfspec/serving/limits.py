@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -24,6 +25,8 @@ from selfspec.serving.replies import error_body
 T = TypeVar("T")
 
 GONE = 499  # nginx counts requests whose client has gone under this status.
+_MOST_BYTES = 1 << 30  # What the bodies and images of all requests may take.
+_FREE_BYTES = 1 << 16  # Of every body, so that texts pass while images fill the rest.
 _BODY_SECONDS = 60.0  # A body must be complete by then.
 
 
@@ -90,7 +93,27 @@ class Gate:
         return is_right and scheme.lower() == "bearer"  # The name of a scheme has no case.
 
 
-async def body_of(request: Request, max_bytes: int) -> bytes:
+class ByteBudget:
+    """The bytes that all requests share. A request that is alone may take what it needs."""
+
+    def __init__(self) -> None:
+        self._bytes_of: dict[object, int] = {}  # By request.
+        self._lock = Lock()
+
+    def hold(self, request: object, num_bytes: int) -> None:
+        """Gives a request this number of bytes, in place of those it had. Any thread may ask."""
+        with self._lock:
+            before = self._bytes_of.pop(request, 0)
+            total = sum(self._bytes_of.values()) + num_bytes
+            if self._bytes_of and num_bytes > before and total > _MOST_BYTES:
+                self._bytes_of[request] = before
+                rule = f"bodies and images of all requests may have {_MOST_BYTES} bytes at a time"
+                raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
+            if num_bytes:
+                self._bytes_of[request] = num_bytes
+
+
+async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object]) -> bytes:
     """The body of a request, which is refused once it is too large or takes too long."""
 
     async def read() -> bytes:
@@ -100,6 +123,7 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
             if len(data) > max_bytes:
                 rule = f"the body must have at most {max_bytes} bytes (got more)"
                 raise RequestError(rule, status=413)
+            hold(max(len(data) - _FREE_BYTES, 0))
         return bytes(data)
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import io
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +18,10 @@ from selfspec.cli.loading import images_of
 from selfspec.cli.options import WriteOptions
 from selfspec.cli.writer import load_writer
 from selfspec.serving import images as images_module
+from selfspec.serving import limits
 from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
+from selfspec.serving.limits import ByteBudget
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import Chat
 from tests.processors import data_url, picture
@@ -163,8 +166,13 @@ def test_limits(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "image 2 of messages must leave the images of a request at most 215" in message(PNG, PNG)
 
 
-def test_the_base64_of_images_is_dropped(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_images_take_is_counted_and_their_base64_is_dropped(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forty waiting requests once held two gigabytes of base64."""
+    held: list[int] = []
+    monkeypatch.setattr(limits, "_FREE_BYTES", 0)
+    monkeypatch.setattr(ByteBudget, "hold", lambda _self, _request, size: held.append(size))
     add = ModelThread.add
 
     def is_it(value: Any) -> bool:
@@ -175,7 +183,12 @@ def test_the_base64_of_images_is_dropped(client: Any, monkeypatch: pytest.Monkey
         add(self, prompt)
 
     monkeypatch.setattr(ModelThread, "add", watched)
-    text_of(client, asked(PNG, PNG), max_tokens=11)
+    messages = asked(PNG, PNG)
+    text_of(client, messages, max_tokens=11)
+    size = len(json.dumps({"messages": messages, "max_tokens": 11}, separators=(",", ":")))
+    assert (held[-3], held[-1]) == (size, 0)
+    pixels = 2 * 3 * 8 * 8 * 4  # as the processor made them
+    assert pixels < held[-2] < 2 * pixels
 
 
 def test_a_model_that_reads_no_images() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from selfspec.serving import limits
 from selfspec.serving.fields import RequestError
+from selfspec.serving.limits import ByteBudget
 from selfspec.serving.settings import Settings
 from selfspec.serving.translator import PromptTranslator
 from tests.serving.conftest import COMPLETION
@@ -26,6 +27,19 @@ def address(chat_folder: str) -> Iterator[Address]:
         yield address
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> dict[object, int]:
+    """What each request has of the budget."""
+    held, hold = dict[object, int](), ByteBudget.hold
+
+    def noted(self: ByteBudget, request: object, num_bytes: int) -> None:
+        hold(self, request, num_bytes)
+        held[request] = num_bytes
+
+    monkeypatch.setattr(ByteBudget, "hold", noted)
+    return held
+
+
 def stalled(address: Address, num_bytes: int) -> socket.socket:
     """A connection on which a part of a body was sent."""
     connection = socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE)
@@ -37,6 +51,18 @@ def stalled(address: Address, num_bytes: int) -> socket.socket:
 def answered(address: Address) -> int:
     with address.complete(max_tokens=1) as connection:
         return int(connection.getresponse().status)
+
+
+def test_bodies_that_do_not_come_take_a_budget_and_no_more(
+    address: Address, held: dict[object, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_MOST_BYTES", 300_000)
+    with stalled(address, 250_000):
+        wait_until(lambda: sum(held.values()) > 180_000)
+        with stalled(address, 250_000) as second:
+            assert second.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+        assert answered(address) == 200
+    wait_until(lambda: not any(held.values()))
 
 
 def test_a_body_has_its_time(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +108,17 @@ def test_a_text_that_is_obviously_too_long_is_not_tokenized(chat_folder: str) ->
     for prompt in ("x" * 8193, [{"role": "user", "content": "é" * 8193}]):
         with pytest.raises(RequestError, match="the model's 512 positions"):
             translator.encoded(prompt, Settings())
+
+
+def test_a_request_alone_may_have_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_MOST_BYTES", 10)
+    budget = ByteBudget()
+    budget.hold("one", 30)
+    with pytest.raises(RequestError, match="may have 10 bytes at a time; ask again later"):
+        budget.hold("other", 1)
+    budget.hold("one", 8)
+    budget.hold("other", 2)
+    with pytest.raises(RequestError):
+        budget.hold("one", 9)
+    budget.hold("one", 0)
+    budget.hold("other", 30)
