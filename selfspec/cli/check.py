@@ -104,7 +104,23 @@ def _compared(
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
         new_spec = partial(writer.new_spec, config)
         measured = measure(writer, prompts, new_spec, num_new=num_new, seconds=seconds, say=say)
-    return print_report(console, measured, options, sees=sees)
+    status = print_report(console, measured, options, sees=sees)
+    if options.weights == "int4" and (note := _note_on_four_bits()):
+        console.print(note, soft_wrap=True)
+    return status
+
+
+def _note_on_four_bits() -> str | None:
+    """That 8 bits are faster on this CPU, as they may be with AVX2 alone; None if they aren't."""
+    from selfspec.weights.rounded import seconds_a_token
+
+    slower = seconds_a_token(4) / seconds_a_token(8)
+    if slower < 1.1:
+        return None
+    return (
+        f"A product in 4 bits takes {slower:.1f} times as long as in 8 on this CPU: compare with "
+        "--weights int8."
+    )
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:

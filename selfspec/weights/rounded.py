@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from time import perf_counter
 
 import torch
 from torch.nn.functional import linear
@@ -229,6 +230,18 @@ def rounding_reason(bits: int) -> str | None:
             if all((product == _ROWS * 127).all() for product in products):
                 return None
     return f"torch {torch.__version__} has no product with weights in {bits} bits for this CPU"
+
+
+def seconds_a_token(bits: int) -> float:
+    """Seconds of one token's product with a weight too large for this CPU's caches."""
+    x = torch.ones(1, 2048, dtype=torch.bfloat16, device="cpu")
+    weight = torch.ones(1 << 15, 2048, dtype=torch.bfloat16, device="cpu")
+    matrix, seconds = (Int4Matrix if bits == 4 else Int8Matrix).of(weight), []
+    for _ in range(7):
+        start = perf_counter()
+        matrix(x, None)
+        seconds.append(perf_counter() - start)
+    return min(seconds)
 
 
 def blocks_of(shape: Sequence[int]) -> Iterator[slice]:

@@ -180,6 +180,14 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     assert rounded.endswith('weights="int8", sees=True)')
 
 
+def test_where_4_bits_are_slower_than_8_it_says_so(run, chat_folder, prompts, monkeypatch):
+    args = ("check", chat_folder, "--prompts", prompts, "--weights", "int4", *BRIEFLY)
+    for seconds, says_so in ({4: 1.0, 8: 1.0}, False), ({4: 1.5, 8: 1.0}, True):
+        monkeypatch.setattr("selfspec.weights.rounded.seconds_a_token", seconds.get)
+        note = "A product in 4 bits takes 1.5 times as long as in 8 on this CPU"
+        assert (note in run(*args).stdout) == says_so
+
+
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
 def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     """Acceptance is told as by vLLM."""
